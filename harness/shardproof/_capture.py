@@ -1,0 +1,62 @@
+"""Output of a rank: its own files in place of the ones inherited from the pytest process."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+import pytest
+
+
+def leave_inherited(config: pytest.Config) -> None:
+    """In the zygote: undo the capturing that the fork has copied, without printing it again."""
+    manager = _manager(config)
+    capturing = manager and manager._global_capturing
+    if capturing is not None:
+        capturing.stop_capturing()
+        manager._global_capturing = None
+
+
+def start_own(config: pytest.Config, log_file: int | None) -> list[int]:
+    """In a rank: send output outside of tests to a file, and capture tests as pytest does.
+
+    Args:
+        config: pytest's configuration, as copied by the fork.
+        log_file: Descriptor for standard output and error, or None to leave them (`-s`).
+
+    Returns:
+        Descriptors of the files that hold captured output and error while a test runs.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if log_file is not None:
+        os.dup2(log_file, 1)
+        os.dup2(log_file, 2)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = io.TextIOWrapper(
+            os.fdopen(descriptor, "wb", buffering=0, closefd=False),
+            encoding="utf-8",
+            errors="backslashreplace",
+            write_through=True,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    manager = _manager(config)
+    if manager is None:
+        return []
+    manager.start_global_capturing()
+    manager.suspend_global_capture()
+    captures = (manager._global_capturing.out, manager._global_capturing.err)
+    return [
+        capture.tmpfile.fileno()
+        for capture in captures
+        if capture is not None and hasattr(capture, "targetfd")
+    ]
+
+
+def _manager(config: pytest.Config) -> Any:
+    # pytest has no public way to restart its capturing in a forked process.
+    return config.pluginmanager.getplugin("capturemanager")

@@ -1,0 +1,294 @@
+"""The pytest process's side of the engine: the zygote, warm ranks, and items run on them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from shardproof import _capture
+from shardproof._merge import Merger
+from shardproof._rankset import Ending, RankSet, Setting
+from shardproof._settings import RanksMark, Settings
+from shardproof._zygote import Zygote
+from shardproof.errors import StartError
+
+_START_TIMEOUT = 120.0  # importing torch on a busy machine
+
+
+class Controller:
+    """Owns everything that a session starts, and ends it."""
+
+    def __init__(self, session: pytest.Session, settings: Settings) -> None:
+        self._session = session
+        self.settings = settings
+        self._zygote: Zygote | None = None
+        self._warm: dict[tuple[int, str], RankSet] = {}
+        self._index = {item: place for place, item in enumerate(session.items)}
+        self._marks = [RanksMark.of(item) for item in session.items]
+        self._launched = 0
+
+    @property
+    def needed(self) -> bool:
+        """Whether any item runs on ranks, so far as collection can tell."""
+        return any(self._marks) or any(
+            "launch" in getattr(item, "fixturenames", ()) for item in self._session.items
+        )
+
+    def start(self) -> Zygote:
+        """Fork the zygote, once.
+
+        Raises:
+            StartError: It did not come up.
+        """
+        if self._zygote is None:
+            self._basetemp = _basetemp(self._session.config)
+            self._zygote = Zygote(self._rank_main, self._prepare, _START_TIMEOUT)
+        return self._zygote
+
+    def _prepare(self) -> dict[str, Any]:
+        """In the zygote: import torch and learn what there is."""
+        _capture.leave_inherited(self._session.config)
+        import torch
+        import torch.distributed as dist
+
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise RuntimeError(
+                "CUDA was initialised while tests were collected, and a process "
+                "with CUDA can't be forked: do it in a fixture or a test"
+            )
+        nccl = dist.is_available() and dist.is_nccl_available()
+        return {"gpus": torch.cuda.device_count(), "nccl": nccl}
+
+    def _rank_main(self, spec: dict[str, Any], descriptors: list[int]) -> NoReturn:
+        from shardproof import _rank
+
+        _rank.main(self._session, spec, descriptors)
+
+    def describe(self) -> str:
+        """Return the line that tells what tests on ranks run on."""
+        facts = self.start().facts
+        most = self.settings.most(facts["gpus"])
+        backend = self.settings.backend_for(most, None, facts["gpus"], facts["nccl"])
+        device = f"{facts['gpus']} GPUs" if backend == "nccl" else "cpu"
+        torch = importlib.metadata.version("torch")
+        return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
+
+    def too_many(self, world_size: int) -> str:
+        """Return why a world of this size can't run here, or an empty string."""
+        gpus = self.start().facts["gpus"]
+        most = self.settings.most(gpus)
+        if world_size <= most:
+            return ""
+        limit = "--nproc" if self.settings.nproc else f"{gpus} GPUs" if gpus else "CPUs"
+        return f"needs {world_size} ranks, {limit} allows {most}"
+
+    def new_ranks(self, world_size: int, backend: str | None, name: str) -> RankSet:
+        """Start fresh ranks.
+
+        Args:
+            world_size: How many.
+            backend: `gloo`, `nccl`, or None for what is set.
+            name: What they are for; their seeds follow from it.
+
+        Raises:
+            StartError: They did not come up.
+        """
+        zygote = self.start()
+        facts = zygote.facts
+        backend = self.settings.backend_for(world_size, backend, facts["gpus"], facts["nccl"])
+        devices = tuple(
+            f"cuda:{rank}" if backend == "nccl" else "cpu" for rank in range(world_size)
+        )
+        return RankSet(
+            zygote,
+            Setting(
+                world_size=world_size,
+                backend=backend,
+                devices=devices,
+                seed=zlib.crc32(name.encode()),
+                basetemp=str(self._basetemp),
+                capture=self._session.config.getoption("capture") != "no",
+            ),
+        )
+
+    def run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Run a marked item on its ranks and log the merged report."""
+        mark = self._marks[self._index[item]]
+        assert mark is not None
+        world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
+        refusal = self.too_many(world_size)
+        if refusal:
+            reports = [_refusal(item, refusal, self.settings.strict)]
+        else:
+            reports = self._run_on_ranks(item, nextitem, mark, world_size)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+
+    def _run_on_ranks(
+        self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
+    ) -> list[pytest.TestReport]:
+        timeout = mark.timeout or self.settings.timeout
+        try:
+            ranks = self._ranks_for(item, mark, world_size)
+        except StartError as error:
+            return [_error(item, str(error))]
+        fields = {
+            "index": self._index[item],
+            "next_index": None if mark.isolate else self._next_index(item, nextitem),
+            "shared_folder": str(self._basetemp / "shared" / str(self._launched)),
+        }
+        self._launched += 1
+        endings = ranks.run("run", fields, timeout)
+        reports = Merger(item, endings, timeout).reports()
+        problems = self._tidy(ranks, mark.isolate)
+        if problems:
+            reports[-1].sections.append(("ending wider fixtures", "\n".join(problems)))
+        self._forward(endings)
+        return reports
+
+    def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:
+        if mark.isolate:
+            return self.new_ranks(world_size, mark.backend, item.nodeid)
+        key = (world_size, mark.backend or "")
+        ranks = self._warm.get(key)
+        if ranks is None:
+            ranks = self._warm[key] = self.new_ranks(world_size, mark.backend, f"warm/{key}")
+        elif not ranks.whole:
+            ranks.restore()
+        return ranks
+
+    def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
+        """Make the ranks ready for the next test, or end them if they were for this one."""
+        if isolate:
+            return ranks.finish()
+        try:
+            return [] if ranks.whole else ranks.restore()
+        except StartError:
+            return []  # the next test starts them anew, and tells if that fails too
+
+    def _next_index(self, item: pytest.Item, nextitem: pytest.Item | None) -> int | None:
+        """Return the next item that the same warm ranks will run, for their wider fixtures."""
+        if nextitem is None:
+            return None
+        key = self._key(self._index[item])
+        for index in range(self._index[nextitem], len(self._marks)):
+            if self._key(index) == key:
+                return index
+        return None
+
+    def _key(self, index: int) -> tuple[int | None, str] | None:
+        mark = self._marks[index]
+        if mark is None or mark.isolate:
+            return None
+        size = mark.world_size or self.settings.most(self.start().facts["gpus"])
+        return size, mark.backend or ""
+
+    def _forward(self, endings: list[Ending]) -> None:
+        """Pass on, once, the warnings that ranks recorded, and a call of pytest.exit."""
+        seen = set()
+        for ending in endings:
+            for message in ending.messages:
+                if message.kind == "warning":
+                    key = tuple(message.fields.values())
+                    if key not in seen:
+                        seen.add(key)
+                        _record_warning(self._session.config, message.fields)
+        for ending in endings:
+            if ending.done is not None and "exit" in ending.done.fields:
+                pytest.exit(ending.done.fields["exit"])
+
+    def stop(self) -> list[str]:
+        """End all ranks and the zygote; return what went wrong with fixtures, one line each."""
+        problems: list[str] = []
+        try:
+            for ranks in self._warm.values():
+                if ranks.whole:
+                    problems += ranks.finish()
+        finally:
+            if self._zygote is not None:
+                self._zygote.stop()
+                self._zygote = None
+        return problems
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
+        """Run marked items on ranks; leave the others to pytest."""
+        if item not in self._index or self._marks[self._index[item]] is None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self.run_item(item, nextitem)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Refuse to run a marked item here, which some other plugin has tried."""
+        if item.get_closest_marker("ranks") is not None:
+            pytest.fail(
+                "this test is marked for ranks, and another plugin tried to run it in the "
+                "pytest process, where it would prove nothing",
+                pytrace=False,
+            )
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """End what was started, however the session ends."""
+        try:
+            return (yield)
+        finally:
+            for problem in self.stop():
+                self._session.config.issue_config_time_warning(
+                    pytest.PytestWarning(f"ending fixtures on ranks: {problem}"), stacklevel=2
+                )
+
+
+def _basetemp(config: pytest.Config) -> Path:
+    factory = getattr(config, "_tmp_path_factory", None)
+    if factory is None:
+        raise StartError("pytest's tmpdir plugin is off, and ranks need its base folder")
+    base: Path = factory.getbasetemp()
+    return base
+
+
+def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:
+    path, line, _ = item.location
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={name: 1 for name in item.keywords},
+        outcome="failed" if strict else "skipped",
+        longrepr=reason if strict else (path, (line or 0) + 1, f"Skipped: {reason}"),
+        when="setup",
+    )
+
+
+def _error(item: pytest.Item, text: str) -> pytest.TestReport:
+    return _refusal(item, text, strict=True)
+
+
+def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:
+    import builtins
+    import warnings
+
+    category = getattr(builtins, fields["category"], UserWarning)
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        category = UserWarning
+    warning = warnings.WarningMessage(
+        message=category(fields["message"]),
+        category=category,
+        filename=fields["filename"],
+        lineno=fields["lineno"],
+    )
+    config.hook.pytest_warning_recorded.call_historic(
+        kwargs={
+            "warning_message": warning,
+            "when": fields["when"],
+            "nodeid": fields["nodeid"],
+            "location": None,
+        }
+    )

@@ -1,0 +1,176 @@
+"""The default process group of a rank: form it, see whether it is whole, drop it.
+
+torch is imported by the functions: the pytest process itself never needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from shardproof import _linux
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands: its rank, the world size, its backend and its device's name."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+
+    def resized(self, world_size: int) -> Place:
+        """Return the same place in a world of another size."""
+        return replace(self, world_size=world_size)
+
+
+def form(place: Place, timeout: float, share_port: Callable[[int | None], int]) -> None:
+    """Form the default process group with a store of its own; collective.
+
+    Args:
+        place: This rank's place.
+        timeout: Seconds that the store and the rendezvous may take.
+        share_port: Called with the store's port on rank 0, with None elsewhere; returns the port.
+
+    Raises:
+        RuntimeError: From torch, when the peers don't come in time.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import TCPStore
+
+    limit = timedelta(seconds=timeout)
+    if place.rank == 0:
+        # Rank 0 serves it: a parent that serves a store and forks can deadlock.
+        store = TCPStore(LOOPBACK, 0, place.world_size, True, timeout=limit, wait_for_workers=False)
+        port = share_port(store.port)
+    else:
+        port = share_port(None)
+        store = TCPStore(LOOPBACK, port, place.world_size, False, timeout=limit)
+    _export(place, port)
+    device = torch.device(place.device)
+    dist.init_process_group(
+        place.backend,
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        device_id=device if device.type != "cpu" else None,
+    )
+
+
+def _export(place: Place, port: int) -> None:
+    """Set the variables that torchrun sets, for code that asks them for its place."""
+    os.environ.update(
+        RANK=str(place.rank),
+        LOCAL_RANK=str(place.rank),
+        GROUP_RANK="0",
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(place.world_size),
+        MASTER_ADDR=LOOPBACK,
+        MASTER_PORT=str(port),
+        # A test that forms a group by `env://` then joins the store that is there.
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+
+
+def default() -> dist.ProcessGroup | None:
+    """Return the default process group, or None."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def reference() -> weakref.ref[Any] | None:
+    """Return a weak reference to the default group, to know it by later."""
+    group = default()
+    return None if group is None else weakref.ref(group)
+
+
+def is_whole(known: weakref.ref[Any] | None) -> bool:
+    """Say whether the default group still is the one that `reference` gave."""
+    return known is not None and known() is not None and known() is default()
+
+
+def all_groups() -> dict[int, Any]:
+    """Return every process group of this rank by its id, the default one included."""
+    from torch.distributed.distributed_c10d import _world
+
+    return {id(group): group for group in _world.pg_map}
+
+
+def destroy_since(known: set[int]) -> None:
+    """Destroy the groups that are not in `known`, the youngest first; not collective on gloo."""
+    import torch.distributed as dist
+
+    for key, group in reversed(all_groups().items()):
+        if key not in known and group is not default():
+            dist.destroy_process_group(group)
+
+
+def connected_sockets() -> set[int]:
+    """Return the inodes of this process's internet sockets that have a peer."""
+    return {inode for inode, _ in _connections()}
+
+
+def drop(keep: set[int]) -> None:
+    """Leave all process groups so that peers waiting in a collective wake with an error.
+
+    Destroying a group closes its connections only when nothing refers to it any more, and a
+    traceback or a wrapped model may. So the connections are shut first; that also ends the
+    collectives of this rank's own that are under way, for which destroying would wait.
+
+    Args:
+        keep: Inodes of sockets that belong to something else.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "nccl":
+        with suppress(RuntimeError, AttributeError):
+            dist.distributed_c10d._abort_process_group()
+    cut(keep)
+    if dist.is_initialized():
+        with suppress(RuntimeError, ValueError, AssertionError):
+            dist.destroy_process_group()
+
+
+def cut(keep: set[int]) -> None:
+    """Shut this rank's connections to its peers and their store; safe from any thread.
+
+    Whatever waits for a peer, on either side, then wakes with an error.
+
+    Args:
+        keep: Inodes of sockets that belong to something else.
+    """
+    for inode, descriptor in _connections():
+        if inode not in keep:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> list[tuple[int, int]]:
+    """List (inode, descriptor) of the stream sockets that are connected over the internet."""
+    found = []
+    for descriptor in _linux.open_descriptors():
+        with suppress(OSError):
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername():
+                    found.append((status.st_ino, descriptor))
+    return found

@@ -1,0 +1,289 @@
+"""One report out of the ranks' reports: a test passes if it passed on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ReprEntryNative,
+    ReprFileLocation,
+    ReprTraceback,
+)
+
+from shardproof._rankset import Ending
+from shardproof._report import death, fold, fold_alike, hang, say_ranks
+
+_PHASES = ("setup", "call", "teardown")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a phase did not pass on one rank.
+
+    Attributes:
+        rank: The rank.
+        at: When, in monotonic seconds.
+        secondary: It only follows from another rank's failure.
+        report: pytest's report, or None for a rank that died or was killed.
+        text: The failure as text.
+    """
+
+    rank: int
+    at: float
+    secondary: bool
+    report: pytest.TestReport | None
+    text: str
+
+
+class Merger:
+    """Merges what the ranks say about one item.
+
+    Args:
+        item: The item.
+        endings: Every rank's ending.
+        timeout: The deadline that the item had, in seconds.
+    """
+
+    def __init__(self, item: pytest.Item, endings: Sequence[Ending], timeout: float) -> None:
+        self._item = item
+        self._endings = endings
+        self._timeout = timeout
+        self._reports = [_reports_of(item.config, ending) for ending in endings]
+
+    def reports(self) -> list[pytest.TestReport]:
+        """Return the merged reports, in the order of the phases that count."""
+        merged: list[pytest.TestReport] = []
+        for phase in _PHASES:
+            if phase == "call" and not merged[0].passed:
+                continue
+            report = self._phase(phase, after_failure=any(r.failed for r in merged))
+            if report is not None:
+                merged.append(report)
+        return merged
+
+    def _phase(self, phase: str, after_failure: bool) -> pytest.TestReport | None:
+        reports = [by_phase[phase] for by_phase in self._reports if phase in by_phase]
+        everywhere = len(reports) == len(self._endings)
+        kinds = {_kind(report) for report in reports}
+        problems = self._problems(phase)
+        if everywhere and kinds <= {"xfailed", "xpassed"} and kinds:
+            return self._joined(_first(reports, "xfailed" if "xfailed" in kinds else "xpassed"))
+        if everywhere and len(kinds) == 1 and not problems:
+            return self._joined(reports[0])
+        if phase == "teardown" and after_failure:
+            # The failure has been told; what the teardown says of a lost group follows from it.
+            return self._joined(_as_passed(reports)) if reports else None
+        left_early = kinds & {"skipped", "xfailed"}
+        if problems and not (left_early and all(problem.secondary for problem in problems)):
+            return self._failure(phase, problems)
+        return self._disagreement(phase)
+
+    def _problems(self, phase: str) -> list[Problem]:
+        """Return what failed in a phase; a failed setup takes the call's failures with it."""
+        phases = ("setup", "call") if phase == "setup" else (phase,)
+        found = []
+        for ending, by_phase in zip(self._endings, self._reports, strict=True):
+            failed = [by_phase[p] for p in phases if p in by_phase and by_phase[p].failed]
+            if failed and _kind(failed[0]) == "failed":
+                found.append(_failed(ending, failed[0]))
+            elif ending.death and _ended_in(by_phase) in phases:
+                found.append(self._lost(ending))
+        if phase == "setup" and not any(
+            _in_setup(problem, self._reports[index]) for index, problem in self._by_index(found)
+        ):
+            return []
+        return found
+
+    def _by_index(self, problems: list[Problem]) -> list[tuple[int, Problem]]:
+        index = {ending.rank: place for place, ending in enumerate(self._endings)}
+        return [(index[problem.rank], problem) for problem in problems]
+
+    def _lost(self, ending: Ending) -> Problem:
+        at = ending.failed_at or 0.0
+        if ending.killed == "deadline":
+            text = hang(self._endings, self._timeout, "the test")
+        elif ending.killed:
+            text = f"rank {ending.rank} went on after another rank had failed, and was ended"
+        else:
+            text = death(ending)
+        return Problem(ending.rank, at, ending.killed == "grace", None, text)
+
+    def _failure(self, phase: str, problems: list[Problem]) -> pytest.TestReport:
+        problems.sort(key=lambda problem: (problem.secondary, problem.at))
+        causes = [problem for problem in problems if not problem.secondary] or problems[:1]
+        first, *others = fold_alike((problem.rank, problem.text) for problem in causes)
+        chosen = next(problem for problem in causes if problem.rank == first[0][0])
+        report = self._blank(phase, "failed") if chosen.report is None else chosen.report
+        report.when = phase  # type: ignore[assignment]
+        if chosen.report is None:
+            report.longrepr = self._native(chosen.text)
+        self._name_ranks(report, first[0])
+        report.sections = self._sections()
+        for ranks, text in reversed(others):
+            report.sections.insert(0, (f"also failed: {say_ranks(ranks)}", text))
+        followed = [problem for problem in problems if problem not in causes]
+        if followed:
+            report.sections.insert(0, ("followed from it", _followed(followed)))
+        return self._joined(report, sections=False)
+
+    def _disagreement(self, phase: str) -> pytest.TestReport:
+        says = []
+        for ending, by_phase in zip(self._endings, self._reports, strict=True):
+            report = by_phase.get(phase)
+            says.append((ending.rank, "did not run it" if report is None else _say(report)))
+        lines = [f"{say_ranks(ranks)} {text}" for ranks, text in fold(says)]
+        report = self._blank(phase, "failed")
+        report.longrepr = self._native("the ranks disagree: " + "; ".join(lines))
+        self._name_ranks(report, [])
+        return self._joined(report)
+
+    def _name_ranks(self, report: pytest.TestReport, ranks: list[int]) -> None:
+        """Put the ranks into the failure's head line and its line in the summary."""
+        path, line, name = report.location
+        world = len(self._endings)
+        who = say_ranks(ranks) if ranks else "ranks"
+        report.location = (path, line, f"{name} ({who} of {world})")
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None and ranks and not crash.message.startswith("rank"):
+            crash.message = f"{who}: {crash.message}"
+
+    def _native(self, text: str) -> ExceptionChainRepr:
+        """Return a failure's text in the form that pytest and xdist can show and send."""
+        path, line, _ = self._item.location
+        entries = [ReprEntryNative([text_line + "\n" for text_line in text.splitlines()])]
+        crash = ReprFileLocation(path, (line or 0) + 1, text.splitlines()[0])
+        return ExceptionChainRepr([(ReprTraceback(entries, None, "native"), crash, None)])
+
+    def _blank(self, phase: str, outcome: Any) -> pytest.TestReport:
+        return pytest.TestReport(
+            nodeid=self._item.nodeid,
+            location=self._item.location,
+            keywords={name: 1 for name in self._item.keywords},
+            outcome=outcome,
+            longrepr=None,
+            when=phase,  # type: ignore[arg-type]
+        )
+
+    def _joined(self, report: pytest.TestReport, sections: bool = True) -> pytest.TestReport:
+        """Give one rank's report every rank's time span and output."""
+        same = [by[report.when] for by in self._reports if report.when in by]
+        if same:
+            report.duration = max(other.duration for other in same)
+            report.start = min(other.start for other in same)
+            report.stop = max(other.stop for other in same)
+        if sections:
+            report.sections = self._sections(report.when)
+        return report
+
+    def _sections(self, phase: str | None = None) -> list[tuple[str, str]]:
+        """Return the captured output of all ranks, the same output once."""
+        titles: dict[str, list[tuple[int, str]]] = {}
+        for ending, by_phase in zip(self._endings, self._reports, strict=True):
+            for title, content in _last_sections(by_phase, phase):
+                titles.setdefault(title, []).append((ending.rank, content))
+            if ending.output.strip() and phase is None:
+                titles.setdefault("Output", []).append((ending.rank, ending.output))
+        return [
+            (f"{title} ({say_ranks(ranks)})", content)
+            for title, contents in titles.items()
+            for ranks, content in fold(contents)
+        ]
+
+
+def _reports_of(config: pytest.Config, ending: Ending) -> dict[str, pytest.TestReport]:
+    found = {}
+    for message in ending.messages:
+        if message.kind == "report":
+            report = _revived(config, message.fields["report"])
+            report.ranks_facts = (message.fields.get("at"), message.fields.get("lost_peer", ""))
+            found[report.when] = report
+    return found
+
+
+def _revived(config: pytest.Config, data: dict[str, Any]) -> Any:
+    """Rebuild a report, with the tuples that JSON has made lists."""
+    for name in ("longrepr", "location"):
+        if isinstance(data[name], list):
+            data[name] = tuple(data[name])
+    for name in ("sections", "user_properties"):
+        data[name] = [tuple(entry) for entry in data[name]]
+    return config.hook.pytest_report_from_serializable(config=config, data=data)
+
+
+def _kind(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    if report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
+        return "xpassed"
+    return report.outcome
+
+
+def _say(report: pytest.TestReport) -> str:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return f"skipped ({report.longrepr[2].removeprefix('Skipped: ')})"
+    if report.failed and report.ranks_facts[1]:
+        return "lost a peer"
+    return _kind(report)
+
+
+def _first(reports: Sequence[pytest.TestReport], kind: str) -> pytest.TestReport:
+    return next(report for report in reports if _kind(report) == kind)
+
+
+def _as_passed(reports: Sequence[pytest.TestReport]) -> pytest.TestReport:
+    report = reports[0]
+    report.outcome = "passed"
+    report.longrepr = None
+    return report
+
+
+def _failed(ending: Ending, report: pytest.TestReport) -> Problem:
+    at, lost_peer = report.ranks_facts
+    return Problem(ending.rank, at or 0.0, bool(lost_peer), report, str(report.longrepr))
+
+
+def _ended_in(by_phase: dict[str, pytest.TestReport]) -> str:
+    """Return the phase in which a rank died: the first that it sent no report of."""
+    return next((phase for phase in _PHASES if phase not in by_phase), "teardown")
+
+
+def _in_setup(problem: Problem, by_phase: dict[str, pytest.TestReport]) -> bool:
+    if problem.report is not None:
+        return problem.report.when == "setup"
+    return _ended_in(by_phase) == "setup"
+
+
+def _last_sections(
+    by_phase: dict[str, pytest.TestReport], phase: str | None
+) -> list[tuple[str, str]]:
+    """Return the sections of a phase's report, or of the last one; later ones hold them all."""
+    chosen = by_phase.get(phase) if phase else next(reversed(by_phase.values()), None)
+    return chosen.sections if chosen else []
+
+
+def _followed(problems: Sequence[Problem]) -> str:
+    """Return a line for each way in which ranks failed because another one had."""
+    lines = fold((problem.rank, _follow(problem)) for problem in problems)
+    return "\n".join(f"{say_ranks(ranks)}: {text}" for ranks, text in lines)
+
+
+def _follow(problem: Problem) -> str:
+    report = problem.report
+    if report is None:
+        return problem.text.partition(" ")[2].partition(" ")[2]
+    words = report.ranks_facts[1]
+    return f"{_last_own_line(report)}lost a peer ({words})"
+
+
+def _last_own_line(report: pytest.TestReport) -> str:
+    """Return `file:line: ` of the innermost frame outside of installed packages, if it is known."""
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    for entry in reversed(entries):
+        location = getattr(entry, "reprfileloc", None)
+        if location is not None and "site-packages" not in location.path:
+            return f"{location.path}:{location.lineno}: "
+    return ""

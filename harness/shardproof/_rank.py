@@ -1,0 +1,178 @@
+"""A rank's life: set up the forked process, then do what the controller asks until it is done."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from typing import Any, NoReturn
+
+import pytest
+
+from shardproof import _capture, _evidence, _group, _linux, _state, _world
+from shardproof._channel import Channel, Message
+from shardproof._group import Place
+from shardproof._items import ItemRunner
+from shardproof._report import lost_peer
+from shardproof.errors import ChannelError
+
+
+class PeerFailed(RuntimeError):
+    """Another rank failed while this one waited for it."""
+
+
+def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Serve as a rank; runs in the forked process and ends it.
+
+    Args:
+        session: The collected session, as copied by the fork.
+        spec: `rank`, `world_size`, `backend`, `device`, `seed`, `basetemp`, `form_timeout`.
+        descriptors: The control and the evidence socket, the stack file and, unless output is
+            not captured, the log file.
+    """
+    code = 1
+    try:
+        Rank(session, spec, descriptors).serve()
+        code = 0
+    except (EOFError, ChannelError):
+        pass  # the controller is gone
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class Rank:
+    """One rank: its process, its process group and the work it is given."""
+
+    def __init__(
+        self, session: pytest.Session, spec: dict[str, Any], descriptors: list[int]
+    ) -> None:
+        control, evidence, stack_file, *log_file = descriptors
+        os.setpgid(0, 0)
+        _linux.end_with_parent(signal.SIGKILL)
+        _linux.adopt_orphans()
+        _linux.close_all_but(set(descriptors))
+        captured = _capture.start_own(session.config, log_file[0] if log_file else None)
+        self._channel = Channel(socket.socket(fileno=control))
+        self._form_timeout: float = spec["form_timeout"]
+        self._place = Place(spec["rank"], spec["world_size"], spec["backend"], spec["device"])
+        self._use_device()
+        _state.seed_everything(spec["seed"])
+        self._keep = _group.connected_sockets()
+        self._group: Any = None
+        side = Channel(socket.socket(fileno=evidence))
+        _evidence.answer_in_background(side, stack_file, lambda: _group.cut(self._keep))
+        _world.enter(self._place, self._reform)
+        self._items = ItemRunner(session, self._channel, self._place, spec["basetemp"], self.fail)
+        self._channel.send("ready", captured=captured)
+
+    def _use_device(self) -> None:
+        import torch
+
+        device = torch.device(self._place.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(1)  # the ranks share the cores
+        # torch's private record of failed collectives would fill every "Captured log".
+        from torch.distributed import c10d_logger
+
+        c10d_logger._c10d_logger.setLevel(logging.INFO)
+
+    def serve(self) -> None:
+        """Do what the controller asks until it says that this was all."""
+        while True:
+            message = self._channel.receive()
+            if message.kind == "finish":
+                self._channel.send("done", errors=self._items.end_fixtures())
+                return
+            getattr(self, f"_on_{message.kind}")(message)
+
+    def _on_form(self, _: Message) -> None:
+        """Leave what is left of the old group and form the whole one."""
+        # Fixtures may hold the old group, and a replaced rank has none of them.
+        errors = self._items.end_fixtures()
+        _group.drop(self._keep)
+        self._form(self._place)
+        self._channel.send("done", errors=errors)
+
+    def _form(self, place: Place) -> None:
+        def share_port(port: int | None) -> int:
+            if port is None:
+                return int(self._wait_for("port").fields["port"])
+            self._channel.send("port", port=port, world_size=place.world_size)
+            return port
+
+        self._keep = _group.connected_sockets()
+        # The store's connection is made inside, so what is dropped later includes it: every
+        # group has a store of its own, and a dropped group's is of no use.
+        _group.form(place, self._form_timeout, share_port)
+        if place is self._place:
+            self._group = _group.reference()
+
+    def _reform(self, world_size: int | None) -> None:
+        """Make the first ranks, or all, the default group; every rank of the world calls it."""
+        self._channel.send("arrive")
+        self._wait_for("go")
+        _group.drop(self._keep)
+        size = world_size or self._place.world_size
+        if self._place.rank < size:
+            place = self._place
+            self._form(place if size == place.world_size else place.resized(size))
+
+    def _wait_for(self, kind: str) -> Message:
+        message = self._channel.receive()
+        if message.kind != kind:
+            raise PeerFailed("another rank failed while this one waited for it")
+        return message
+
+    def fail(self, error: BaseException) -> dict[str, Any]:
+        """Leave the group at once, so that nobody waits for this rank; say when and why."""
+        facts = {"at": time.monotonic(), "lost_peer": lost_peer(error)}
+        _group.drop(self._keep)
+        return facts
+
+    def _on_run(self, message: Message) -> None:
+        result = self._items.run(**message.fields)
+        self._channel.send("done", whole=_group.is_whole(self._group), **result)
+
+    def _on_call(self, message: Message) -> None:
+        try:
+            function, args, kwargs = pickle.loads(message.payload)
+            value = function(*args, **kwargs)
+            payload = _pickled(value)
+        except BaseException as error:
+            facts = self.fail(error)
+            self._channel.send("failed", **facts)
+            self._channel.send("done", error=describe(error))
+        else:
+            self._channel.send("done", payload)
+
+
+def _pickled(value: object) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"the returned value of type {kind} can't be pickled: {error}") from None
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Return an exception's type, one line and traceback, without this module's frames."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        tb = tb.tb_next
+    kind = type(error)
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    detail = "".join(traceback.format_exception(kind, error, tb))
+    line = traceback.format_exception_only(kind, error)[-1].strip()
+    return {"exception_type": name, "message": line, "detail": detail}

@@ -1,0 +1,132 @@
+"""Words about ranks that several reports share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shardproof._rankset import Ending
+
+# What a lost connection reads like: gloo's words, the store's, NCCL's, then ours.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "failed to recv",
+    "Failed to recv",
+    "Connection was likely closed",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "Default process group has not been initialized",
+    "another rank failed",
+)
+
+# What differs between ranks that say the same: addresses in memory, and ports.
+_INCIDENTAL = re.compile(r"0x[0-9a-f]{6,}|(?<=:)\d{2,5}\b(?!:)")
+
+
+def say_ranks(ranks: Iterable[int]) -> str:
+    """Return `rank 1`, or `ranks 0, 2-3`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if len(spans) == 1 and spans[0][0] == spans[0][1] else f"ranks {text}"
+
+
+def fold(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
+    """Group ranks that say the same thing, in the order of their first."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts:
+        groups.setdefault(text, []).append(rank)
+    return [(ranks, text) for text, ranks in groups.items()]
+
+
+def fold_alike(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
+    """Group ranks that say the same but for their own rank, addresses and ports."""
+    groups: dict[str, tuple[list[int], str]] = {}
+    for ranks, text in fold(texts):
+        key = re.sub(rf"\brank {ranks[0]}\b", "rank", _INCIDENTAL.sub("", text))
+        groups.setdefault(key, ([], text))[0].extend(ranks)
+    return list(groups.values())
+
+
+def hang(endings: Sequence[Ending], timeout: float, what: str) -> str:
+    """Tell which ranks did not end in time, what they waited for and who never came.
+
+    Args:
+        endings: All ranks' endings.
+        timeout: The deadline that passed, in seconds.
+        what: `the test` or the function's name.
+    """
+    stuck = [ending for ending in endings if ending.killed]
+    head = f"{what} did not end within {timeout:g} s on {say_ranks(e.rank for e in stuck)}"
+    finished = [ending.rank for ending in endings if ending.done is not None]
+    facts = _who_waits(stuck)
+    if finished:
+        facts.append(f"{say_ranks(finished)} had ended it")
+    return "\n".join([head, *(f"  {fact}" for fact in facts), "", *_stacks(stuck)]).rstrip()
+
+
+def _who_waits(stuck: Sequence[Ending]) -> list[str]:
+    """Return a line for each collective that ranks wait in, and who has not entered it."""
+    waiting = [
+        (e.rank, e.evidence.waiting[-1], e.evidence.numbers[-1])
+        for e in stuck
+        if e.evidence and e.evidence.waiting
+    ]
+    lines = [
+        f"{say_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {collective}"
+        for ranks, collective in fold((rank, text) for rank, text, _ in waiting)
+    ]
+    if waiting:
+        number = max(number for _, _, number in waiting)
+        absent = [e.rank for e in stuck if not (e.evidence and e.evidence.waiting)]
+        if absent:
+            lines.append(f"{say_ranks(absent)} never came to #{number}")
+    notes = fold((e.rank, e.evidence.note) for e in stuck if e.evidence and e.evidence.note)
+    return lines + [f"{say_ranks(ranks)}: {note}" for ranks, note in notes]
+
+
+def _stacks(stuck: Sequence[Ending]) -> list[str]:
+    lines = []
+    for ranks, stack in fold((e.rank, _stack(e)) for e in stuck):
+        lines += [f"{say_ranks(ranks)} {stack}", ""]
+    return lines
+
+
+def _stack(ending: Ending) -> str:
+    evidence = ending.evidence
+    if evidence is None:
+        return "gave no evidence"
+    state = f"[{evidence.kernel}]"
+    if not evidence.stack:
+        return f"{state} gave no stack"
+    return f"{state}, the innermost call first:\n{evidence.stack}"
+
+
+def death(ending: Ending) -> str:
+    """Tell how a rank died, with the stack of a fatal signal where there is one."""
+    text = f"rank {ending.rank} {ending.death}"
+    if ending.evidence is not None and ending.evidence.stack:
+        text += f", the innermost call first:\n{ending.evidence.stack}"
+    return text
+
+
+def lost_peer(error: BaseException | None) -> str:
+    """Return the words by which an exception, or its cause, tells of a peer that left."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        try:
+            text = str(error)
+        except Exception:
+            text = ""
+        for words in _LOST_PEER:
+            if words in text:
+                return words
+        error = error.__cause__ or error.__context__
+    return ""

@@ -1,0 +1,240 @@
+"""The process that ranks are forked from.
+
+The zygote is forked from the pytest process once collection is done. It imports torch, does no
+tensor work, starts no thread and touches no accelerator, so that each rank is a fork of a clean
+process and costs milliseconds. It also is the reaper: it alone waits for ranks, so a rank's
+process id can't be reused behind its back, and what a dead rank leaves behind comes to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from shardproof import _linux
+from shardproof.errors import StartError
+
+# Runs in a forked rank: its specification and the descriptors passed for it.
+RankMain = Callable[[dict[str, Any], list[int]], NoReturn]
+
+_MAX_DATAGRAM = 1 << 16
+_MAX_DESCRIPTORS = 8
+
+
+class Zygote:
+    """The controller's side of the zygote.
+
+    Args:
+        rank_main: What each rank runs; it never returns.
+        prepare: Runs once in the zygote, before the first rank; its result, JSON-ready, is `facts`.
+        timeout: Seconds that the start, and each fork, may take.
+
+    Raises:
+        StartError: The zygote did not come up.
+    """
+
+    def __init__(
+        self, rank_main: RankMain, prepare: Callable[[], dict[str, Any]], timeout: float
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        self._timeout = timeout
+        self._exits: dict[int, int] = {}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = _fork()
+        if self.pid == 0:
+            ours.close()
+            _serve(theirs, rank_main, prepare)
+        theirs.close()
+        hello = self._reply("hello")
+        if "error" in hello:
+            self.stop()
+            raise StartError(hello["error"])
+        self.facts: dict[str, Any] = hello["facts"]
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a rank has ended."""
+        return self._socket.fileno()
+
+    def fork_rank(self, spec: dict[str, Any], descriptors: list[int]) -> int:
+        """Fork one rank that gets `spec` and its own copies of the descriptors; return its pid."""
+        body = json.dumps({"fork": spec}).encode()
+        try:
+            socket.send_fds(self._socket, [body], descriptors)
+        except OSError as error:
+            raise StartError(f"the zygote is gone: {error}") from error
+        return int(self._reply("forked")["forked"])
+
+    def kill(self, pid: int) -> None:
+        """Kill a rank and everything that it started; does nothing if it has ended."""
+        with suppress(OSError):
+            self._socket.send(json.dumps({"kill": pid}).encode())
+
+    def exit_status(self, pid: int) -> int | None:
+        """Return the wait status of a rank that has ended, or None while it runs."""
+        while select.select([self._socket], [], [], 0)[0]:
+            self._receive()
+        return self._exits.get(pid)
+
+    def stop(self) -> None:
+        """End the zygote and all ranks; returns when they are gone."""
+        self._socket.close()  # the zygote reads an end of file, and kills what is left
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if os.waitpid(self.pid, os.WNOHANG)[0]:
+                return
+            time.sleep(0.002)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def _reply(self, key: str) -> dict[str, Any]:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
+                raise StartError(f"the zygote gave no answer within {self._timeout:g} s")
+            message = self._receive()
+            if key in message:
+                return message
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            data = self._socket.recv(_MAX_DATAGRAM)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise StartError("the zygote ended; nothing can be run on ranks any more")
+        message: dict[str, Any] = json.loads(data)
+        if "exit" in message:
+            self._exits[message["exit"]] = message["status"]
+        return message
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns when a process with threads forks. The zygote has none, and the
+        # pytest process's own (execnet, a BLAS pool) don't exist in the child.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _serve(
+    control: socket.socket, rank_main: RankMain, prepare: Callable[[], dict[str, Any]]
+) -> NoReturn:
+    """Run the zygote's loop; the process ends with it."""
+    try:
+        server = _Server(control, rank_main)
+        try:
+            hello = {"hello": 1, "facts": prepare()}
+        except BaseException as error:
+            hello = {"hello": 0, "error": f"{type(error).__name__}: {error}"}
+        gc.collect()
+        gc.freeze()  # the collector then leaves the pages shared with the ranks alone
+        control.send(json.dumps(hello).encode())
+        server.loop()
+    finally:
+        os._exit(0)
+
+
+class _Server:
+    def __init__(self, control: socket.socket, rank_main: RankMain) -> None:
+        self._control = control
+        self._rank_main = rank_main
+        self._ranks: set[int] = set()
+        self._stopping = False
+        os.setpgid(0, 0)  # a Ctrl-C in the terminal is the controller's business
+        _linux.adopt_orphans()
+        _linux.end_with_parent(signal.SIGTERM)
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._terminate)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def _terminate(self, *_: object) -> None:
+        self._stopping = True
+
+    def loop(self) -> None:
+        while not self._stopping:
+            control = self._control.fileno()
+            readable = select.select([control, self._wake], [], [])[0]
+            if self._wake in readable:
+                os.read(self._wake, 4096)
+                self._reap()
+            if control in readable:
+                self._answer()
+        for pid in tuple(self._ranks):
+            self._kill(pid)
+        while self._ranks:
+            self._reap()
+            time.sleep(0.001)
+
+    def _answer(self) -> None:
+        data, descriptors, _, _ = socket.recv_fds(self._control, _MAX_DATAGRAM, _MAX_DESCRIPTORS)
+        if not data:
+            self._stopping = True
+            return
+        request = json.loads(data)
+        if "kill" in request:
+            self._kill(request["kill"])
+        else:
+            self._tell({"forked": self._fork_rank(request["fork"], descriptors)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError:
+            self._stopping = True
+
+    def _fork_rank(self, spec: dict[str, Any], descriptors: list[int]) -> int:
+        pid = _fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for signum in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._rank_main(spec, descriptors)
+        self._ranks.add(pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+
+    def _kill(self, pid: int) -> None:
+        if pid in self._ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # not yet a group leader just after the fork
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect what has ended, and end what dead ranks have left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                break
+            if pid in self._ranks:
+                self._ranks.discard(pid)
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                self._tell({"exit": pid, "status": status})
+        # A rank adopts its own orphans, so a child that is no rank has lost its rank. Its own
+        # children come here when it ends, and with them the next SIGCHLD.
+        for pid in set(_linux.children()) - self._ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,142 @@
+"""pytest's entry: options, marks, fixtures. Loads neither torch nor the engine until needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from shardproof._launch import Launch
+    from shardproof._world import World
+
+# torch.cuda.is_available() at import, the commonest line in GPU tests, otherwise initialises
+# CUDA in the process that ranks are forked from.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+_MARK = (
+    "ranks(world_size=None, backend=None, timeout=None, isolate=False): run the test on so many "
+    "ranks with a process group; isolate=True starts fresh processes for it."
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--nproc` and the `--ranks-*` options, with an ini option beside each."""
+    group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
+    group.addoption(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="default world size of tests on ranks, and the most ranks that one test gets. "
+        "Default: a test's own size, at most the number of GPUs, or 4 on CPUs.",
+    )
+    group.addoption(
+        "--ranks-backend",
+        choices=("auto", "gloo", "nccl"),
+        help="backend of the default process group. Default auto: nccl with at least as many "
+        "GPUs as ranks, else gloo.",
+    )
+    group.addoption(
+        "--ranks-timeout",
+        type=float,
+        metavar="S",
+        help="seconds that one test on ranks may take, from when its ranks are ready. Default 120.",
+    )
+    group.addoption(
+        "--ranks-strict",
+        action="store_true",
+        help="fail a test that needs more ranks than it may have, instead of skipping it.",
+    )
+    parser.addini("nproc", "default of --nproc", default="")
+    parser.addini("ranks_backend", "default of --ranks-backend", default="auto")
+    parser.addini("ranks_timeout", "default of --ranks-timeout", default="120")
+    parser.addini("ranks_strict", "default of --ranks-strict", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark and check the settings before anything is collected."""
+    from shardproof._settings import Settings
+
+    config.addinivalue_line("markers", _MARK)
+    Settings.of(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the engine if a collected item needs ranks."""
+    from shardproof._settings import Settings
+
+    uses = any(
+        item.get_closest_marker("ranks") or "launch" in getattr(item, "fixturenames", ())
+        for item in session.items
+    )
+    if not uses or session.config.option.collectonly:
+        return
+    from shardproof._controller import Controller
+    from shardproof.errors import StartError
+
+    controller = Controller(session, Settings.of(session.config))
+    session.config.pluginmanager.register(controller, "shardproof-controller")
+    try:
+        controller.start()
+    except StartError as error:
+        raise pytest.UsageError(f"ranks can't be started: {error}") from error
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """Say what tests on ranks run on."""
+    controller = config.pluginmanager.getplugin("shardproof-controller")
+    return controller.describe() if controller else None
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    """This rank's place among the ranks that run the test."""
+    from shardproof._world import current_world
+
+    try:
+        return current_world()
+    except RuntimeError:
+        pytest.fail("the world fixture needs @pytest.mark.ranks on the test", pytrace=False)
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A temporary folder that is the same for all ranks of the test."""
+    runner = request.config.pluginmanager.getplugin("shardproof-rank")
+    if runner is None:
+        pytest.fail("shared_tmp_path needs @pytest.mark.ranks on the test", pytrace=False)
+    folder: Path = runner.shared_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """Run a module-level function on fresh ranks: `launch(function, *args, world_size=4)`."""
+    from shardproof._launch import Launch
+
+    controller = request.config.pluginmanager.getplugin("shardproof-controller")
+    if controller is None:
+        pytest.fail(
+            "launch starts ranks from the pytest process: request it by name in a test that "
+            "isn't marked with ranks",
+            pytrace=False,
+        )
+    return Launch(controller, request.node.nodeid)
+
+
+@pytest.fixture
+def _ranks_put_back() -> Iterator[None]:
+    """On a rank: put back global state, and destroy groups, that the test has left."""
+    from shardproof import _group
+    from shardproof._state import GlobalState
+
+    groups = set(_group.all_groups())
+    state = GlobalState()
+    yield
+    _group.destroy_since(groups)
+    state.put_back()
