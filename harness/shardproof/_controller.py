@@ -222,8 +222,17 @@ class Controller:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self.run_item(item, nextitem)
+        self._tear_down_here(item, nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def _tear_down_here(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """End the fixtures that ordinary tests before this item have left up in this process."""
+        state = self._session._setupstate
+        call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), "teardown")
+        if call.excinfo is not None:
+            report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            item.ihook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -50,7 +50,7 @@ def form(place: Place, timeout: float, share_port: Callable[[int | None], int]) 
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=timeout)
     if place.rank == 0:
