@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 
 def leave_inherited(config: pytest.Config) -> None:
@@ -19,12 +20,13 @@ def leave_inherited(config: pytest.Config) -> None:
         manager._global_capturing = None
 
 
-def start_own(config: pytest.Config, log_file: int | None) -> list[int]:
+def start_own(config: pytest.Config, log_file: int | None, stack_file: int) -> list[int]:
     """In a rank: send output outside of tests to a file, and capture tests as pytest does.
 
     Args:
         config: pytest's configuration, as copied by the fork.
         log_file: Descriptor for standard output and error, or None to leave them (`-s`).
+        stack_file: Descriptor for the stacks that pytest's faulthandler plugin dumps.
 
     Returns:
         Descriptors of the files that hold captured output and error while a test runs.
@@ -44,6 +46,8 @@ def start_own(config: pytest.Config, log_file: int | None) -> list[int]:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    if fault_handler_stderr_fd_key in config.stash:
+        config.stash[fault_handler_stderr_fd_key] = stack_file
     manager = _manager(config)
     if manager is None:
         return []

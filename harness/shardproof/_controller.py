@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import pytest
 
 from shardproof import _capture
+from shardproof._conversation import Ending
 from shardproof._merge import Merger
-from shardproof._rankset import Ending, RankSet, Setting
+from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
@@ -73,7 +74,7 @@ class Controller:
         """Return the line that tells what tests on ranks run on."""
         facts = self.start().facts
         most = self.settings.most(facts["gpus"])
-        backend = self.settings.backend_for(most, None, facts["gpus"], facts["nccl"])
+        backend = self._backend(most, None)
         device = f"{facts['gpus']} GPUs" if backend == "nccl" else "cpu"
         torch = importlib.metadata.version("torch")
         return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
@@ -99,8 +100,7 @@ class Controller:
             StartError: They did not come up.
         """
         zygote = self.start()
-        facts = zygote.facts
-        backend = self.settings.backend_for(world_size, backend, facts["gpus"], facts["nccl"])
+        backend = self._backend(world_size, backend)
         devices = tuple(
             f"cuda:{rank}" if backend == "nccl" else "cpu" for rank in range(world_size)
         )
@@ -112,7 +112,7 @@ class Controller:
                 devices=devices,
                 seed=zlib.crc32(name.encode()),
                 basetemp=str(self._basetemp),
-                capture=self._session.config.getoption("capture") != "no",
+                capture=self._session.config.getoption("capture", "no") != "no",
             ),
         )
 
@@ -125,7 +125,10 @@ class Controller:
         if refusal:
             reports = [_refusal(item, refusal, self.settings.strict)]
         else:
-            reports = self._run_on_ranks(item, nextitem, mark, world_size)
+            try:
+                reports = self._run_on_ranks(item, nextitem, mark, world_size)
+            except StartError as error:
+                reports = [_refusal(item, str(error), strict=True)]
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
 
@@ -133,10 +136,7 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
     ) -> list[pytest.TestReport]:
         timeout = mark.timeout or self.settings.timeout
-        try:
-            ranks = self._ranks_for(item, mark, world_size)
-        except StartError as error:
-            return [_error(item, str(error))]
+        ranks = self._ranks_for(item, mark, world_size)
         fields = {
             "index": self._index[item],
             "next_index": None if mark.isolate else self._next_index(item, nextitem),
@@ -154,7 +154,7 @@ class Controller:
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:
         if mark.isolate:
             return self.new_ranks(world_size, mark.backend, item.nodeid)
-        key = (world_size, mark.backend or "")
+        key = (world_size, self._backend(world_size, mark.backend))
         ranks = self._warm.get(key)
         if ranks is None:
             ranks = self._warm[key] = self.new_ranks(world_size, mark.backend, f"warm/{key}")
@@ -186,7 +186,11 @@ class Controller:
         if mark is None or mark.isolate:
             return None
         size = mark.world_size or self.settings.most(self.start().facts["gpus"])
-        return size, mark.backend or ""
+        return size, self._backend(size, mark.backend)
+
+    def _backend(self, world_size: int, wanted: str | None) -> str:
+        facts = self.start().facts
+        return self.settings.backend_for(world_size, wanted, facts["gpus"], facts["nccl"])
 
     def _forward(self, endings: list[Ending]) -> None:
         """Pass on, once, the warnings that ranks recorded, and a call of pytest.exit."""
@@ -274,10 +278,6 @@ def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:
         longrepr=reason if strict else (path, (line or 0) + 1, f"Skipped: {reason}"),
         when="setup",
     )
-
-
-def _error(item: pytest.Item, text: str) -> pytest.TestReport:
-    return _refusal(item, text, strict=True)
 
 
 def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:

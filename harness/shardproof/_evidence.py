@@ -8,6 +8,7 @@ lock is held.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import os
 import signal
@@ -24,15 +25,8 @@ from shardproof.errors import ChannelError
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 7 * hasattr(signal, "SIGRTMIN")
 _THREAD_NAME = "shardproof-evidence"
-_LAYERS_BETWEEN = (
-    str(Path(__file__).parent),
-    "/_pytest/",
-    "/pluggy/",
-    "/pytest/__main__.py",
-    "/bin/pytest",
-    "<frozen runpy>",
-    "/torch/distributed/c10d_logger.py",
-)
+_RANK_LOOP = str(Path(__file__).with_name("_rank.py"))
+_LAYERS = (str(Path(__file__).parent), "/_pytest/", "/pluggy/", "/torch/distributed/c10d_logger.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +169,6 @@ def main_stack(dump: str) -> str:
     current = [block for block in threads if block.startswith("Current")]
     chosen = current[-1] if current and "Fatal Python error" in dump else threads[-1]
     lines = chosen.splitlines()[1:]
-    return "\n".join(line for line in lines if not any(layer in line for layer in _LAYERS_BETWEEN))
+    # What is outside of the rank's main loop is the pytest process's, from before the fork.
+    inside = itertools.takewhile(lambda line: _RANK_LOOP not in line, lines)
+    return "\n".join(line for line in inside if not any(layer in line for layer in _LAYERS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import unittest
+import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class ItemRunner:
         self._skipped_at = None
         items = self._session.items
         item = items[index]
+        for problem in self._end_fixtures(item):
+            self._warn(f"ending wider fixtures: {problem}", item)
         _insert_put_back(item)
         nextitem = None if next_index is None else items[next_index]
         try:
@@ -75,8 +78,12 @@ class ItemRunner:
 
     def end_fixtures(self) -> list[str]:
         """Tear down every fixture that is still up; return what went wrong, one line each."""
+        return self._end_fixtures(None)
+
+    def _end_fixtures(self, nextitem: pytest.Item | None) -> list[str]:
+        """Tear down what the next item doesn't share; with xdist it's not the one foretold."""
         try:
-            self._session._setupstate.teardown_exact(None)
+            self._session._setupstate.teardown_exact(nextitem)
         except BaseException as error:
             return [f"{type(error).__name__}: {error}"]
         return []
@@ -138,6 +145,13 @@ class ItemRunner:
             when=when,
             nodeid=nodeid,
         )
+
+    def _warn(self, text: str, item: pytest.Item) -> None:
+        path, line, _ = item.location
+        warning = warnings.WarningMessage(
+            pytest.PytestWarning(text), pytest.PytestWarning, path, (line or 0) + 1
+        )
+        self.pytest_warning_recorded(warning, "runtest", item.nodeid, None)
 
 
 def _insert_put_back(item: pytest.Item) -> None:

@@ -13,7 +13,7 @@ from shardproof.errors import RankFailure, RankOutcome
 
 if TYPE_CHECKING:
     from shardproof._controller import Controller
-    from shardproof._rankset import Ending
+    from shardproof._conversation import Ending
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from shardproof._rankset import Ending
+from shardproof._conversation import Ending
 from shardproof._report import death, fold, fold_alike, hang, say_ranks
 
 _PHASES = ("setup", "call", "teardown")

@@ -57,7 +57,8 @@ class Rank:
         _linux.end_with_parent(signal.SIGKILL)
         _linux.adopt_orphans()
         _linux.close_all_but(set(descriptors))
-        captured = _capture.start_own(session.config, log_file[0] if log_file else None)
+        log = log_file[0] if log_file else None
+        captured = _capture.start_own(session.config, log, stack_file)
         self._channel = Channel(socket.socket(fileno=control))
         self._form_timeout: float = spec["form_timeout"]
         self._place = Place(spec["rank"], spec["world_size"], spec["backend"], spec["device"])

@@ -1,116 +1,16 @@
-"""The controller's side of a set of ranks: start them, give them work, watch them, replace them."""
+"""The controller's side of a set of ranks: start them, give them work, replace them, end them."""
 
 from __future__ import annotations
 
-import os
-import selectors
 import signal
-import socket
-import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from shardproof import _evidence, _linux
-from shardproof._channel import Channel, Message
-from shardproof._evidence import Evidence
+from shardproof._conversation import GRACE, Conversation, Ending
+from shardproof._process import RankProcess
 from shardproof._zygote import Zygote
-from shardproof.errors import ChannelError, StartError
-
-# Once a test has failed, its other ranks get this long to notice that their peer is gone by
-# themselves, and this long to end after they were woken.
-_NOTICE = 0.3
-_GRACE = 5.0
-_ANSWER = 1.0
-
-
-@dataclass(slots=True)
-class Ending:
-    """How one rank's piece of work went.
-
-    Attributes:
-        rank: The rank.
-        messages: What it sent, without the last message.
-        done: The last message, or None if it never ended by itself.
-        failed_at: When it first failed (monotonic, s), or None.
-        lost_peer: The words by which that failure tells that another rank was gone, if it does.
-        death: How its process ended, or an empty string.
-        killed: Why it was killed: `deadline`, `grace`, or an empty string.
-        evidence: What it was doing before it was killed.
-        output: What it had printed, if it died or was killed.
-    """
-
-    rank: int
-    messages: list[Message] = field(default_factory=list)
-    done: Message | None = None
-    failed_at: float | None = None
-    lost_peer: str = ""
-    death: str = ""
-    killed: str = ""
-    evidence: Evidence | None = None
-    output: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self.done is not None or bool(self.death)
-
-
-class RankProcess:
-    """One rank's process, its channels and its files."""
-
-    def __init__(self, zygote: Zygote, spec: dict[str, Any], capture: bool) -> None:
-        control, theirs = socket.socketpair()
-        evidence, side = socket.socketpair()
-        self.rank: int = spec["rank"]
-        self.channel = Channel(control, timeout=30)
-        self.evidence = Channel(evidence, timeout=_ANSWER)
-        self.stack_file = _temporary_file()
-        self.log_file = _temporary_file() if capture else None
-        self.captured: list[int] = []
-        passed = [theirs.fileno(), side.fileno(), self.stack_file]
-        if self.log_file is not None:
-            passed.append(self.log_file)
-        self.pid = zygote.fork_rank(spec, passed)
-        theirs.close()
-        side.close()
-        self.gone = False
-
-    def output(self) -> str:
-        """Return what the rank printed and nobody has read: of this phase, and outside of tests."""
-        texts = [_read(descriptor) for descriptor in (*self.captured, self.log_file) if descriptor]
-        return "".join(text for text in texts if text.strip())
-
-    def fatal_stack(self) -> str:
-        """Return the stack that a fatal signal has left behind, or an empty string."""
-        dump = _read(self.stack_file)
-        return _evidence.main_stack(dump[dump.find("Fatal Python error") :]) if dump else ""
-
-    def open_captured(self, descriptors: list[int]) -> None:
-        """Open the files that the rank captures output in, to read them when it is dead."""
-        for descriptor in descriptors:
-            with suppress(OSError):
-                self.captured.append(os.open(f"/proc/{self.pid}/fd/{descriptor}", os.O_RDONLY))
-
-    def close(self) -> None:
-        """Release what the controller holds of a rank that is gone."""
-        self.gone = True
-        self.channel.close()
-        self.evidence.close()
-        for descriptor in (self.stack_file, self.log_file, *self.captured):
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _temporary_file() -> int:
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _read(descriptor: int) -> str:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, size, 0).decode(errors="replace")
+from shardproof.errors import StartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +67,7 @@ class RankSet:
                 alive.get(number) or self._start(number)
                 for number in range(self.setting.world_size)
             ]
-            endings = self._converse("form", [{}] * len(self._ranks), self.setting.start_timeout)
+            endings = self._converse("form", {}, self.setting.start_timeout)
         except BaseException:
             self.kill()
             raise
@@ -208,7 +108,7 @@ class RankSet:
             timeout: Seconds, from now.
             payload: Bytes that go with it.
         """
-        endings = self._converse(kind, [fields] * len(self._ranks), timeout, payload)
+        endings = self._converse(kind, fields, timeout, payload)
         self.whole = all(
             ending.done is not None and ending.done.fields.get("whole", ending.failed_at is None)
             for ending in endings
@@ -219,7 +119,7 @@ class RankSet:
         """End all ranks, their fixtures first; return what went wrong, one line each."""
         problems: list[str] = []
         if any(not rank.gone for rank in self._ranks):
-            for ending in self._converse("finish", [{}] * len(self._ranks), timeout):
+            for ending in self._converse("finish", {}, timeout):
                 lines = ending.done.fields["errors"] if ending.done else [_why(ending)]
                 problems += [f"rank {ending.rank}: {line}" for line in lines]
         self.kill()
@@ -237,7 +137,7 @@ class RankSet:
         self.whole = False
 
     def _wait_for_exit(self, rank: RankProcess) -> int:
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + GRACE
         while (status := self._zygote.exit_status(rank.pid)) is None:
             if time.monotonic() > deadline:
                 return signal.SIGKILL  # uninterruptible; the kernel ends it when it can
@@ -245,165 +145,9 @@ class RankSet:
         return status
 
     def _converse(
-        self, kind: str, fields: list[dict[str, Any]], timeout: float, payload: bytes = b""
+        self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
     ) -> list[Ending]:
-        return _Conversation(self._zygote, self._ranks).hold(kind, fields, timeout, payload)
-
-
-class _Conversation:
-    """One command to every rank, and everything that they say until each has ended it."""
-
-    def __init__(self, zygote: Zygote, ranks: list[RankProcess]) -> None:
-        self._zygote = zygote
-        self._ranks = [rank for rank in ranks if not rank.gone]
-        self._endings = {rank.rank: Ending(rank.rank) for rank in self._ranks}
-        self._arrived: set[int] = set()
-        self._woken = False
-        self._killed_at: float | None = None
-        self._began_ns = time.time_ns()
-
-    def hold(
-        self, kind: str, fields: list[dict[str, Any]], timeout: float, payload: bytes
-    ) -> list[Ending]:
-        for rank in self._ranks:
-            try:
-                rank.channel.send(kind, payload, **fields[rank.rank])
-            except ChannelError:
-                continue  # it is dead or stopped, and is found to be
-        deadline = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._zygote, selectors.EVENT_READ)
-            for rank in self._ranks:
-                selector.register(rank.channel, selectors.EVENT_READ, rank)
-            while not all(ending.ended for ending in self._endings.values()):
-                ready = selector.select(max(0.0, self._next_check(deadline) - time.monotonic()))
-                for key, _ in ready:
-                    if key.data is not None and not self._listen(key.data):
-                        selector.unregister(key.fileobj)
-                self._notice_deaths()
-                self._act(deadline)
-        return [self._endings[rank.rank] for rank in self._ranks]
-
-    def _listen(self, rank: RankProcess) -> bool:
-        """Take in what a rank says; return whether more can come."""
-        try:
-            messages = rank.channel.arrived()
-        except EOFError:
-            return False  # its exit status follows from the zygote
-        for message in messages:
-            self._hear(rank, message)
-        return True
-
-    def _hear(self, rank: RankProcess, message: Message) -> None:
-        ending = self._endings[rank.rank]
-        if message.kind == "ready":
-            rank.open_captured(message.fields["captured"])
-        elif message.kind == "port":
-            for peer in self._ranks[1 : message.fields["world_size"]]:
-                peer.channel.send("port", port=message.fields["port"])
-        elif message.kind == "arrive":
-            self._arrive(rank)
-        elif message.kind == "done":
-            ending.done = message
-        else:
-            ending.messages.append(message)
-        if "at" in message.fields and ending.failed_at is None:
-            ending.failed_at = message.fields["at"]
-            ending.lost_peer = message.fields["lost_peer"]
-
-    def _arrive(self, rank: RankProcess) -> None:
-        """Let the ranks go on when all have come to re-form their group."""
-        self._arrived.add(rank.rank)
-        if len(self._arrived) == len(self._ranks) and not self._trouble():
-            self._arrived.clear()
-            for peer in self._ranks:
-                peer.channel.send("go")
-
-    def _trouble(self) -> float | None:
-        """Return when it was first clear that not every rank will pass, or None."""
-        times = [e.failed_at for e in self._endings.values() if e.failed_at is not None]
-        return min(times, default=None)
-
-    def _lone_skip(self) -> float | None:
-        """Return when a rank left the test by a skip that others have not made, or None."""
-        times = [e.done.fields.get("skipped_at") for e in self._endings.values() if e.done]
-        return min((time for time in times if time is not None), default=None)
-
-    def _wake_at(self) -> float | None:
-        signs = [sign for sign in (self._trouble(), self._lone_skip()) if sign is not None]
-        return None if self._woken or not signs else min(signs) + _NOTICE
-
-    def _next_check(self, deadline: float) -> float:
-        if self._killed_at is not None:
-            return self._killed_at + _GRACE
-        trouble, wake = self._trouble(), self._wake_at()
-        checks = [deadline] if trouble is None else [deadline, trouble + _GRACE]
-        return min(checks if wake is None else [*checks, wake])
-
-    def _notice_deaths(self) -> None:
-        for rank in self._ranks:
-            ending = self._endings[rank.rank]
-            status = None if rank.gone else self._zygote.exit_status(rank.pid)
-            if status is None:
-                continue
-            while self._listen(rank):  # what it said before it died
-                pass
-            if ending.done is None:
-                self._bury(rank, ending, _linux.describe_exit(status))
-            else:
-                rank.close()
-
-    def _bury(self, rank: RankProcess, ending: Ending, death: str) -> None:
-        ending.death = death
-        ending.output = rank.output()
-        if ending.failed_at is None:
-            ending.failed_at = time.monotonic()
-        if ending.evidence is None and (stack := rank.fatal_stack()):
-            ending.evidence = Evidence(stack=stack)
-        rank.close()
-
-    def _act(self, deadline: float) -> None:
-        now = time.monotonic()
-        trouble, wake = self._trouble(), self._wake_at()
-        if self._killed_at is not None:
-            if now >= self._killed_at + _GRACE:
-                self._give_up()
-        elif now >= deadline:
-            self._kill_pending("deadline")
-        elif trouble is not None and now >= trouble + _GRACE:
-            self._kill_pending("grace")
-        elif wake is not None and now >= wake:
-            self._wake_pending()
-
-    def _give_up(self) -> None:
-        """Go on without the ranks that not even SIGKILL has ended (an uninterruptible wait)."""
-        for rank in self._pending():
-            self._bury(rank, self._endings[rank.rank], "could not be killed")
-
-    def _pending(self) -> list[RankProcess]:
-        return [rank for rank in self._ranks if not self._endings[rank.rank].ended]
-
-    def _wake_pending(self) -> None:
-        self._woken = True
-        for rank in self._pending():
-            with suppress(ChannelError):
-                if rank.rank in self._arrived:
-                    rank.channel.send("abandon")
-                rank.evidence.send("wake")
-
-    def _kill_pending(self, why: str) -> None:
-        """Take every pending rank's evidence, then kill them all."""
-        pending = self._pending()
-        for rank in pending:
-            evidence = _evidence.collect(
-                rank.pid, rank.evidence, rank.stack_file, self._began_ns, _ANSWER
-            )
-            ending = self._endings[rank.rank]
-            ending.evidence = evidence
-            ending.killed = why
-        self._killed_at = time.monotonic()
-        for rank in pending:
-            self._zygote.kill(rank.pid)
+        return Conversation(self._zygote, self._ranks).hold(kind, fields, timeout, payload)
 
 
 def _why(ending: Ending) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from shardproof._rankset import Ending
+from shardproof._conversation import Ending
 
 # What a lost connection reads like: gloo's words, the store's, NCCL's, then ours.
 _LOST_PEER = (

@@ -73,7 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         item.get_closest_marker("ranks") or "launch" in getattr(item, "fixturenames", ())
         for item in session.items
     )
-    if not uses or session.config.option.collectonly:
+    if not uses or session.config.getoption("collectonly", False):
         return
     from shardproof._controller import Controller
     from shardproof.errors import StartError

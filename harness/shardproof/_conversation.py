@@ -1,0 +1,203 @@
+"""One command to a set of ranks, and all that they say until each has ended it or is dead."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardproof import _linux
+from shardproof._channel import Message
+from shardproof._evidence import Evidence
+from shardproof._process import RankProcess
+from shardproof._zygote import Zygote
+
+# Once a test has failed, its other ranks get this long to notice that their peer is gone by
+# themselves, and this long to end after they were woken.
+_NOTICE = 0.3
+GRACE = 5.0
+
+
+@dataclass(slots=True)
+class Ending:
+    """How one rank's piece of work went.
+
+    Attributes:
+        rank: The rank.
+        messages: What it sent, without the last message.
+        done: The last message, or None if it never ended by itself.
+        failed_at: When it first failed (monotonic, s), or None.
+        lost_peer: The words by which that failure tells that another rank was gone, if it does.
+        death: How its process ended, or an empty string.
+        killed: Why it was killed: `deadline`, `grace`, or an empty string.
+        evidence: What it was doing before it was killed.
+        output: What it had printed, if it died or was killed.
+    """
+
+    rank: int
+    messages: list[Message] = field(default_factory=list)
+    done: Message | None = None
+    failed_at: float | None = None
+    lost_peer: str = ""
+    death: str = ""
+    killed: str = ""
+    evidence: Evidence | None = None
+    output: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.done is not None or bool(self.death)
+
+
+class Conversation:
+    """One command to every rank, and everything that they say until each has ended it."""
+
+    def __init__(self, zygote: Zygote, ranks: Sequence[RankProcess]) -> None:
+        self._zygote = zygote
+        self._ranks = [rank for rank in ranks if not rank.gone]
+        self._endings = {rank.rank: Ending(rank.rank) for rank in self._ranks}
+        self._arrived: set[int] = set()
+        self._woken = False
+        self._killed_at: float | None = None
+        self._began_ns = time.time_ns()
+
+    def hold(
+        self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes
+    ) -> list[Ending]:
+        """Give the command; return when every rank has ended it, died or been killed."""
+        for rank in self._ranks:
+            rank.tell(kind, payload, **fields)
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._zygote, selectors.EVENT_READ)
+            for rank in self._ranks:
+                selector.register(rank.channel, selectors.EVENT_READ, rank)
+            while not all(ending.ended for ending in self._endings.values()):
+                ready = selector.select(max(0.0, self._next_check(deadline) - time.monotonic()))
+                for key, _ in ready:
+                    if key.data is not None and not self._listen(key.data):
+                        selector.unregister(key.fileobj)
+                self._notice_deaths()
+                self._act(deadline)
+        return [self._endings[rank.rank] for rank in self._ranks]
+
+    def _listen(self, rank: RankProcess) -> bool:
+        """Take in what a rank says; return whether more can come."""
+        try:
+            messages = rank.channel.arrived()
+        except EOFError:
+            return False  # its exit status follows from the zygote
+        for message in messages:
+            self._hear(rank, message)
+        return True
+
+    def _hear(self, rank: RankProcess, message: Message) -> None:
+        ending = self._endings[rank.rank]
+        if message.kind == "ready":
+            rank.open_captured(message.fields["captured"])
+        elif message.kind == "port":
+            for peer in self._ranks:
+                if 0 < peer.rank < message.fields["world_size"]:
+                    peer.tell("port", port=message.fields["port"])
+        elif message.kind == "arrive":
+            self._arrive(rank)
+        elif message.kind == "done":
+            ending.done = message
+        else:
+            ending.messages.append(message)
+        if "at" in message.fields and ending.failed_at is None:
+            ending.failed_at = message.fields["at"]
+            ending.lost_peer = message.fields["lost_peer"]
+
+    def _arrive(self, rank: RankProcess) -> None:
+        """Let the ranks go on when all have come to re-form their group."""
+        self._arrived.add(rank.rank)
+        if len(self._arrived) == len(self._ranks) and not self._trouble():
+            self._arrived.clear()
+            for peer in self._ranks:
+                peer.tell("go")
+
+    def _trouble(self) -> float | None:
+        """Return when it was first clear that not every rank will pass, or None."""
+        times = [e.failed_at for e in self._endings.values() if e.failed_at is not None]
+        return min(times, default=None)
+
+    def _lone_skip(self) -> float | None:
+        """Return when a rank left the test by a skip that others have not made, or None."""
+        times = [e.done.fields.get("skipped_at") for e in self._endings.values() if e.done]
+        return min((time for time in times if time is not None), default=None)
+
+    def _wake_at(self) -> float | None:
+        signs = [sign for sign in (self._trouble(), self._lone_skip()) if sign is not None]
+        return None if self._woken or not signs else min(signs) + _NOTICE
+
+    def _next_check(self, deadline: float) -> float:
+        if self._killed_at is not None:
+            return self._killed_at + GRACE
+        trouble, wake = self._trouble(), self._wake_at()
+        checks = [deadline] if trouble is None else [deadline, trouble + GRACE]
+        return min(checks if wake is None else [*checks, wake])
+
+    def _notice_deaths(self) -> None:
+        for rank in self._ranks:
+            ending = self._endings[rank.rank]
+            status = None if rank.gone else self._zygote.exit_status(rank.pid)
+            if status is None:
+                continue
+            while self._listen(rank):  # what it said before it died
+                pass
+            if ending.done is None:
+                self._bury(rank, ending, _linux.describe_exit(status))
+            else:
+                rank.close()
+
+    def _bury(self, rank: RankProcess, ending: Ending, death: str) -> None:
+        ending.death = death
+        ending.output = rank.output()
+        if ending.failed_at is None:
+            ending.failed_at = time.monotonic()
+        if ending.evidence is None and (stack := rank.fatal_stack()):
+            ending.evidence = Evidence(stack=stack)
+        rank.close()
+
+    def _act(self, deadline: float) -> None:
+        now = time.monotonic()
+        trouble, wake = self._trouble(), self._wake_at()
+        if self._killed_at is not None:
+            if now >= self._killed_at + GRACE:
+                self._give_up()
+        elif now >= deadline:
+            self._kill_pending("deadline")
+        elif trouble is not None and now >= trouble + GRACE:
+            self._kill_pending("grace")
+        elif wake is not None and now >= wake:
+            self._wake_pending()
+
+    def _give_up(self) -> None:
+        """Go on without the ranks that not even SIGKILL has ended (an uninterruptible wait)."""
+        for rank in self._pending():
+            self._bury(rank, self._endings[rank.rank], "could not be killed")
+
+    def _pending(self) -> list[RankProcess]:
+        return [rank for rank in self._ranks if not self._endings[rank.rank].ended]
+
+    def _wake_pending(self) -> None:
+        self._woken = True
+        for rank in self._pending():
+            if rank.rank in self._arrived:
+                rank.tell("abandon")
+            rank.wake()
+
+    def _kill_pending(self, why: str) -> None:
+        """Take every pending rank's evidence, then kill them all."""
+        pending = self._pending()
+        for rank in pending:
+            ending = self._endings[rank.rank]
+            ending.evidence = rank.testify(self._began_ns)
+            ending.killed = why
+        self._killed_at = time.monotonic()
+        for rank in pending:
+            self._zygote.kill(rank.pid)
