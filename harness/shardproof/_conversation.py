@@ -98,10 +98,6 @@ class Conversation:
         ending = self._endings[rank.rank]
         if message.kind == "ready":
             rank.open_captured(message.fields["captured"])
-        elif message.kind == "port":
-            for peer in self._ranks:
-                if 0 < peer.rank < message.fields["world_size"]:
-                    peer.tell("port", port=message.fields["port"])
         elif message.kind == "arrive":
             self._arrive(rank)
         elif message.kind == "done":

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardproof import _linux
@@ -37,53 +38,46 @@ class Place:
         return replace(self, world_size=world_size)
 
 
-def form(place: Place, timeout: float, share_port: Callable[[int | None], int]) -> None:
+def form(place: Place, store: str, timeout: float) -> None:
     """Form the default process group with a store of its own; collective.
+
+    The store is a file. A TCPStore asks the name service who each client is; where that is slow
+    to answer for the loopback, one group in ten takes 5 s to form (torch 2.13).
 
     Args:
         place: This rank's place.
-        timeout: Seconds that the store and the rendezvous may take.
-        share_port: Called with the store's port on rank 0, with None elsewhere; returns the port.
+        store: Path of the store, the same on all ranks, and new.
+        timeout: Seconds that the rendezvous may take.
 
     Raises:
         RuntimeError: From torch, when the peers don't come in time.
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    limit = timedelta(seconds=timeout)
-    if place.rank == 0:
-        # Rank 0 serves it: a parent that serves a store and forks can deadlock.
-        store = TCPStore(LOOPBACK, 0, place.world_size, True, timeout=limit, wait_for_workers=False)
-        port = share_port(store.port)
-    else:
-        port = share_port(None)
-        store = TCPStore(LOOPBACK, port, place.world_size, False, timeout=limit)
-    _export(place, port)
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size))
+    os.environ.update(LOCAL_RANK=str(place.rank), LOCAL_WORLD_SIZE=str(place.world_size))
     device = torch.device(place.device)
+    file_store = dist.FileStore(store, place.world_size)  # type: ignore[attr-defined]
+    file_store.set_timeout(timedelta(seconds=timeout))
     dist.init_process_group(
         place.backend,
-        store=store,
+        store=file_store,
         rank=place.rank,
         world_size=place.world_size,
         device_id=device if device.type != "cpu" else None,
     )
 
 
-def _export(place: Place, port: int) -> None:
-    """Set the variables that torchrun sets, for code that asks them for its place."""
-    os.environ.update(
-        RANK=str(place.rank),
-        LOCAL_RANK=str(place.rank),
-        GROUP_RANK="0",
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_WORLD_SIZE=str(place.world_size),
-        MASTER_ADDR=LOOPBACK,
-        MASTER_PORT=str(port),
-        # A test that forms a group by `env://` then joins the store that is there.
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
+def export(port: int) -> None:
+    """Set what code that forms a group by `env://`, or gloo itself, looks for.
+
+    Args:
+        port: A free port, for a group that a test forms itself.
+    """
+    os.environ.update(GROUP_RANK="0", MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port))
+    # Gloo otherwise resolves the host's name, which may be slow or lead outside.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
 def default() -> dist.ProcessGroup | None:
@@ -125,7 +119,7 @@ def connected_sockets() -> set[int]:
     return {inode for inode, _ in _connections()}
 
 
-def drop(keep: set[int]) -> None:
+def drop(keep: set[int], store: str) -> None:
     """Leave all process groups so that peers waiting in a collective wake with an error.
 
     Destroying a group closes its connections only when nothing refers to it any more, and a
@@ -134,6 +128,7 @@ def drop(keep: set[int]) -> None:
 
     Args:
         keep: Inodes of sockets that belong to something else.
+        store: Path of the default group's store.
     """
     import torch.distributed as dist
 
@@ -142,24 +137,31 @@ def drop(keep: set[int]) -> None:
     if dist.get_backend() == "nccl":
         with suppress(RuntimeError, AttributeError):
             dist.distributed_c10d._abort_process_group()
-    cut(keep)
+    cut(keep, store)
     if dist.is_initialized():
         with suppress(RuntimeError, ValueError, AssertionError):
             dist.destroy_process_group()
 
 
-def cut(keep: set[int]) -> None:
-    """Shut this rank's connections to its peers and their store; safe from any thread.
+def cut(keep: set[int], store: str) -> None:
+    """Shut this rank's connections to its peers, and break their store; safe from any thread.
 
     Whatever waits for a peer, on either side, then wakes with an error.
 
     Args:
         keep: Inodes of sockets that belong to something else.
+        store: Path of the store.
     """
     for inode, descriptor in _connections():
         if inode not in keep:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
+    # A FileStore that waits for a key opens its file again and again. A link to itself makes
+    # that fail (ELOOP), while the store's destructor takes the file for gone.
+    with suppress(OSError):
+        loop = Path(f"{store}.{os.getpid()}")
+        loop.symlink_to(store)
+        loop.replace(store)
 
 
 def _connections() -> list[tuple[int, int]]:

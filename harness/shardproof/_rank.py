@@ -66,8 +66,13 @@ class Rank:
         _state.seed_everything(spec["seed"])
         self._keep = _group.connected_sockets()
         self._group: Any = None
+        self._store = ""
+        self._reforms = 0
+        _group.export(spec["port"])
         side = Channel(socket.socket(fileno=evidence))
-        _evidence.answer_in_background(side, stack_file, lambda: _group.cut(self._keep))
+        _evidence.answer_in_background(
+            side, stack_file, lambda: _group.cut(self._keep, self._store)
+        )
         _world.enter(self._place, self._reform)
         self._items = ItemRunner(session, self._channel, self._place, spec["basetemp"], self.fail)
         self._channel.send("ready", captured=captured)
@@ -94,48 +99,41 @@ class Rank:
                 return
             getattr(self, f"_on_{message.kind}")(message)
 
-    def _on_form(self, _: Message) -> None:
+    def _on_form(self, message: Message) -> None:
         """Leave what is left of the old group and form the whole one."""
         # Fixtures may hold the old group, and a replaced rank has none of them.
         errors = self._items.end_fixtures()
-        _group.drop(self._keep)
-        self._form(self._place)
+        _group.drop(self._keep, self._store)
+        self._reforms = 0  # a rank that has been replaced counts from there
+        self._form(self._place, message.fields["store"])
         self._channel.send("done", errors=errors)
 
-    def _form(self, place: Place) -> None:
-        def share_port(port: int | None) -> int:
-            if port is None:
-                return int(self._wait_for("port").fields["port"])
-            self._channel.send("port", port=port, world_size=place.world_size)
-            return port
-
+    def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
-        # The store's connection is made inside, so what is dropped later includes it: every
-        # group has a store of its own, and a dropped group's is of no use.
-        _group.form(place, self._form_timeout, share_port)
+        self._store = store
+        _group.form(place, store, self._form_timeout)
         if place is self._place:
             self._group = _group.reference()
 
     def _reform(self, world_size: int | None) -> None:
         """Make the first ranks, or all, the default group; every rank of the world calls it."""
         self._channel.send("arrive")
-        self._wait_for("go")
-        _group.drop(self._keep)
-        size = world_size or self._place.world_size
-        if self._place.rank < size:
-            place = self._place
-            self._form(place if size == place.world_size else place.resized(size))
-
-    def _wait_for(self, kind: str) -> Message:
-        message = self._channel.receive()
-        if message.kind != kind:
+        if self._channel.receive().kind != "go":
             raise PeerFailed("another rank failed while this one waited for it")
-        return message
+        self._reforms += 1
+        store = f"{self._store.partition('+')[0]}+{self._reforms}"
+        _group.drop(self._keep, self._store)
+        size = world_size or self._place.world_size
+        place = self._place if size == self._place.world_size else self._place.resized(size)
+        if place.rank < size:
+            self._form(place, store)
+        else:
+            self._store = store
 
     def fail(self, error: BaseException) -> dict[str, Any]:
         """Leave the group at once, so that nobody waits for this rank; say when and why."""
         facts = {"at": time.monotonic(), "lost_peer": lost_peer(error)}
-        _group.drop(self._keep)
+        _group.drop(self._keep, self._store)
         return facts
 
     def _on_run(self, message: Message) -> None:

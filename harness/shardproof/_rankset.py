@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from shardproof._conversation import GRACE, Conversation, Ending
+from shardproof._group import LOOPBACK
 from shardproof._process import RankProcess
+from shardproof._report import hang
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -47,6 +50,7 @@ class RankSet:
         self._zygote = zygote
         self.setting = setting
         self._ranks: list[RankProcess] = []
+        self._port = _free_port()
         self.whole = False
         self.restore()
 
@@ -67,13 +71,15 @@ class RankSet:
                 alive.get(number) or self._start(number)
                 for number in range(self.setting.world_size)
             ]
-            endings = self._converse("form", {}, self.setting.start_timeout)
+            endings = self._converse(
+                "form", {"store": self._zygote.new_store()}, self.setting.start_timeout
+            )
         except BaseException:
             self.kill()
             raise
         if any(ending.done is None for ending in endings):
             self.kill()
-            raise StartError(_start_report(endings))
+            raise StartError(_start_report(endings, self.setting.start_timeout))
         self.whole = True
         return [
             f"rank {ending.rank}: {line}"
@@ -92,6 +98,7 @@ class RankSet:
             "seed": (setting.seed + number) % 2**32,
             "basetemp": setting.basetemp,
             "form_timeout": setting.start_timeout,
+            "port": self._port,
         }
         return RankProcess(self._zygote, spec, setting.capture)
 
@@ -156,7 +163,17 @@ def _why(ending: Ending) -> str:
     return ending.death or "did not answer"
 
 
-def _start_report(endings: list[Ending]) -> str:
-    lines = [f"  rank {e.rank} {_why(e)}" for e in endings if e.done is None]
-    output = [f"  rank {e.rank} printed:\n{e.output.rstrip()}" for e in endings if e.output.strip()]
-    return "\n".join([f"{len(endings)} ranks did not form a process group:", *lines, *output])
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _start_report(endings: list[Ending], timeout: float) -> str:
+    head = f"{len(endings)} ranks did not form a process group"
+    if any(ending.killed for ending in endings):
+        head += "\n" + hang(endings, timeout, "forming it")
+    lines = [f"rank {e.rank} {e.death}" for e in endings if e.death and not e.killed]
+    output = [f"rank {e.rank} printed:\n{e.output.rstrip()}" for e in endings if e.output.strip()]
+    return "\n".join([head, *lines, *output])

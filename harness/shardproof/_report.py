@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from shardproof._conversation import Ending
 
-# What a lost connection reads like: gloo's words, the store's, NCCL's, then ours.
+# What a lost peer reads like: gloo's words, the broken store's, NCCL's, then ours.
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-    "failed to recv",
-    "Failed to recv",
-    "Connection was likely closed",
+    "Too many levels of symbolic links",
     "NCCL communicator was aborted",
     "remote process exited",
     "Default process group has not been initialized",

@@ -9,12 +9,15 @@ process id can't be reused behind its back, and what a dead rank leaves behind c
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -62,10 +65,16 @@ class Zygote:
             self.stop()
             raise StartError(hello["error"])
         self.facts: dict[str, Any] = hello["facts"]
+        self._scratch: str = hello["scratch"]
+        self._stores = itertools.count()
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a rank has ended."""
         return self._socket.fileno()
+
+    def new_store(self) -> str:
+        """Return a new path for a process group's store; it is removed with the zygote."""
+        return f"{self._scratch}/{next(self._stores)}"
 
     def fork_rank(self, spec: dict[str, Any], descriptors: list[int]) -> int:
         """Fork one rank that gets `spec` and its own copies of the descriptors; return its pid."""
@@ -133,10 +142,12 @@ def _serve(
     control: socket.socket, rank_main: RankMain, prepare: Callable[[], dict[str, Any]]
 ) -> NoReturn:
     """Run the zygote's loop; the process ends with it."""
+    zygote = os.getpid()
+    scratch = tempfile.mkdtemp(prefix="shardproof-", dir=_memory_folder())
     try:
         server = _Server(control, rank_main)
         try:
-            hello = {"hello": 1, "facts": prepare()}
+            hello = {"hello": 1, "facts": prepare(), "scratch": scratch}
         except BaseException as error:
             hello = {"hello": 0, "error": f"{type(error).__name__}: {error}"}
         gc.collect()
@@ -144,7 +155,14 @@ def _serve(
         control.send(json.dumps(hello).encode())
         server.loop()
     finally:
+        if os.getpid() == zygote:
+            shutil.rmtree(scratch, ignore_errors=True)
         os._exit(0)
+
+
+def _memory_folder() -> str | None:
+    """Return a folder that is held in memory, or None for the usual one for temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class _Server:

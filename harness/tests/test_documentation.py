@@ -14,9 +14,12 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_document_runs_as_printed(path: Path, tmp_path: Path) -> None:
+    problem = None
     try:
         check(path.read_text(encoding="utf-8"), tmp_path)
-    except BadDocument as problem:
+    except BadDocument as found:
+        problem = found
+    if problem:
         pytest.fail(f"{path.relative_to(ROOT)}, {problem}", pytrace=False)
 
 

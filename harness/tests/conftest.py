@@ -1,0 +1,44 @@
+"""What the tests of the engine share: sessions of pytest inside of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ._inner import Inner, Session
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:
+    """Run sessions of pytest in a new folder; each is checked to leave nothing behind."""
+    return Inner(pytester, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def _sessions() -> dict[str, Session]:
+    return {}
+
+
+@pytest.fixture
+def once(
+    request: pytest.FixtureRequest, _sessions: dict[str, Session]
+) -> Callable[..., Session]:
+    """Run a session that the tests of a module look at together, when the first one asks."""
+
+    def run(source: str, *args: str) -> Session:
+        key = repr((source, args))
+        if key not in _sessions:
+            _sessions[key] = request.getfixturevalue("inner").run(source, *args)
+        return _sessions[key]
+
+    return run
+
+
+@pytest.fixture
+def lines_of(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Read the lines of a file that ranks have written to."""
+    return lambda name: (tmp_path / name).read_text().splitlines()

@@ -1,0 +1,355 @@
+"""What tests do to their processes and to the session that runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ._inner import Inner, nothing_left, processes
+
+ROUGH = """
+@ranks(2)
+def test_leaves_a_grandchild(world):
+    # its parent is gone, and it is in a session of its own
+    subprocess.Popen(["sh", "-c", "setsid sleep 600 & setsid setsid sleep 601 &"]).wait()
+    reduce()
+
+@ranks(2)
+def test_leaves_a_grandchild_and_dies(world):
+    subprocess.Popen(["setsid", "sleep", "602"])
+    if world.rank == 1:
+        os._exit(4)
+    reduce()
+
+@ranks(2, isolate=True)
+def test_leaves_a_grandchild_of_fresh_ranks(world):
+    subprocess.Popen(["setsid", "sleep", "603"])
+
+@ranks(2)
+def test_prints_100_mb(world):
+    line = "x" * 999 + "\\n"
+    for _ in range(50_000):
+        sys.stdout.write(line)
+
+@ranks(2)
+def test_prints_past_python(world):
+    os.write(1, b"straight %d\\n" % world.rank)
+    os.write(2, b"\\xff no text\\n")
+    subprocess.run(["echo", "of a child"])
+    assert world.rank
+
+@ranks(2)
+def test_closes_its_output(world):
+    os.close(1)
+    reduce()
+
+@ranks(2)
+def test_reads_input():
+    assert os.read(0, 1) == b""
+
+@ranks(2)
+def test_resets_signals():
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+
+@ranks(2)
+def test_leaves_a_thread(world):
+    threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
+
+@ranks(2)
+def test_computes_in_parallel(world):
+    torch.set_num_threads(2)
+    assert torch.ones(2_000_000).sum() == 2_000_000
+
+@ranks(2)
+def test_autograd_after_it(world):
+    value = torch.ones(200_000, requires_grad=True)
+    (value * 2).sum().backward()
+    assert reduce(100_000) == [2.0] * 100_000
+
+@ranks(2)
+def test_exits_pytest_quietly(world):
+    with pytest.raises(pytest.exit.Exception):
+        pytest.exit("caught")
+
+@ranks(2)
+def test_interrupted_by_itself(world):
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+@ranks(2)
+def test_recursion(world):
+    def down():
+        down()
+    if world.rank == 0:
+        down()
+    reduce()
+
+@ranks(2)
+def test_healthy(world):
+    assert world.gather(world.rank) == [0, 1]
+"""
+
+
+def test_rough_tests(inner: Inner) -> None:
+    session = inner.run(ROUGH)
+    failing = ["test_leaves_a_grandchild_and_dies", "test_prints_past_python", "test_recursion"]
+    for name in failing:
+        assert session.status(name) == "failed"
+    session.match_failure("test_leaves_a_grandchild_and_dies", "rank 1 ended with exit code 4")
+    session.match_failure(
+        "test_prints_past_python",
+        "-* Captured stdout call (rank 0) -*",
+        "straight 0",
+        "of a child",
+        "-* Captured stdout call (rank 1) -*",
+        "straight 1",
+        "-* Captured stderr call (ranks 0-1) -*",
+        "* no text",
+    )
+    session.match_failure("test_recursion", "*(rank 0 of 2)*", "E*RecursionError: *")
+    session.result.assert_outcomes(passed=12, failed=3)
+
+
+def test_what_a_test_leaves_ends_with_its_ranks_not_before(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(1)
+def test_starts(shared_tmp_path):
+    child = subprocess.Popen(["sleep", "600"])
+    Path(os.environ["PYTEST_DEBUG_TEMPROOT"], "child").write_text(str(child.pid))
+
+@ranks(1)
+def test_is_there():
+    os.kill(int(Path(os.environ["PYTEST_DEBUG_TEMPROOT"], "child").read_text()), 0)
+"""
+    )
+    session.result.assert_outcomes(passed=2)
+
+
+def test_pytest_exit_on_a_rank_ends_the_session(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+def test_exits(world):
+    if world.rank == 1:
+        pytest.exit("enough", returncode=7)
+    reduce()
+
+@ranks(2)
+def test_never():
+    pass
+"""
+    )
+    assert session.ret == 7
+    session.stdout.fnmatch_lines(["!* _pytest.outcomes.Exit: enough !*"])
+    assert session.status("test_never") == ""
+
+
+def test_keyboard_interrupt_on_a_rank_is_its_failure(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+def test_interrupts(world):
+    if world.rank == 1:
+        raise KeyboardInterrupt
+    reduce()
+"""
+    )
+    assert session.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
+    assert "passed" not in session.result.parseoutcomes()
+
+
+def test_files_opened_at_import_stay_what_they_are(inner: Inner) -> None:
+    session = inner.run(
+        """
+WRITTEN = open("written", "w", buffering=1)
+CLOSED = open("closed", "w")
+FIRST, SECOND = os.pipe()
+
+@ranks(2)
+def test_writes(world):
+    WRITTEN.write(f"line of {world.rank}\\n")
+    CLOSED.close()
+    os.close(FIRST)
+    os.close(SECOND)
+    print("printed")
+    assert reduce() == [2.0] * 4
+
+@ranks(2)
+def test_fails(world):
+    assert reduce() == [2.0] * 4
+    WRITTEN.write("more\\n")
+    print("only this")
+    assert False
+"""
+    )
+    session.result.assert_outcomes(passed=1, failed=1)
+    lines = (inner.path / "written").read_text().splitlines()
+    assert sorted(lines) == ["line of 0", "line of 1", "more", "more"]
+    session.match_failure("test_fails", "-* Captured stdout call (ranks 0-1) -*", "only this")
+
+
+def test_tensor_work_at_import_is_no_hang(inner: Inner) -> None:
+    session = inner.run(
+        """
+torch.set_num_threads(2)
+TOTAL = (torch.ones(2_000_000) * 2).sum()  # OpenMP threads, in the process that is forked
+
+@ranks(2, timeout=10)
+def test_parallel(world):
+    torch.set_num_threads(2)
+    assert torch.ones(2_000_000).sum() == 2_000_000
+"""
+    )
+    session.result.assert_outcomes(passed=1)
+
+
+@contextmanager
+def running(inner: Inner, source: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a session, and wait until its ranks are inside of the test."""
+    inner.write(test_inner=source)
+    inside = inner.path / "inside"
+    inside.mkdir()
+    os.environ["INSIDE"] = str(inside)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    command.append(f"--basetemp={inner.path / 'base'}")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=inner.path
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while len(list(inside.iterdir())) < 2:
+                assert process.poll() is None and time.monotonic() < deadline, "no ranks"
+                time.sleep(0.02)
+            yield process
+        finally:
+            del os.environ["INSIDE"]
+            process.kill()
+
+
+WAITS = """
+@ranks(2)
+def test_waits(world):
+    subprocess.Popen(["setsid", "sleep", "600"])
+    Path(os.environ["INSIDE"], str(world.rank)).touch()
+    time.sleep(600)
+"""
+
+
+def test_interrupt_ends_everything(inner: Inner) -> None:
+    with running(inner, WAITS) as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    pytest.LineMatcher(output.splitlines()).fnmatch_lines(["!* KeyboardInterrupt !*"])
+    nothing_left(inner.token, inner.temporary)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_the_session_that_is_killed(inner: Inner, signum: int) -> None:
+    with running(inner, WAITS) as process:
+        assert len(processes(inner.token)) >= 4
+        process.send_signal(signum)
+        process.wait(timeout=10)
+        nothing_left(inner.token, inner.temporary, within=2)
+
+
+def test_killed_zygote_is_told(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+def test_kills_its_parent(world):
+    reduce()
+    if world.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1)
+
+@ranks(2)
+def test_after(world):
+    reduce()
+
+def test_ordinary():
+    pass
+""",
+        timeout=40,
+    )
+    assert session.ret != 0
+    assert "passed" not in session.status("test_kills_its_parent")
+    assert "the zygote ended" in session.text + session.result.stderr.str()
+    assert "INTERNALERROR" not in session.text
+
+
+LATE_WAKE = """
+import threading
+import time
+from shardproof import _group
+
+cut = _group.cut
+
+def late(*args):
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.03)
+    cut(*args)
+
+_group.cut = late
+"""
+
+
+def test_wake_that_comes_late_does_not_cut_the_next_group(inner: Inner) -> None:
+    times = inner.path / "times"
+    inner.write(conftest=LATE_WAKE)
+    session = inner.run(
+        f"TIMES = {str(times)!r}\n"
+        + """
+@ranks(4)
+def test_fails(world):
+    try:
+        with world.subworld(2):
+            if world.rank == 3:
+                raise ValueError("outside")
+    finally:
+        if world.rank == 3:
+            Path(TIMES).write_text(str(time.monotonic()))
+
+@ranks(4)
+def test_after(world):
+    assert time.monotonic() - float(Path(TIMES).read_text()) < 3
+    assert reduce() == [4.0] * 4
+"""
+    )
+    session.result.assert_outcomes(passed=1, failed=1)
+
+
+def test_import_mode_and_folders_with_odd_names(inner: Inner) -> None:
+    folder = inner.path / "with späce"
+    folder.mkdir()
+    (folder / "test_odd.py").write_text(
+        "import pytest\n\n"
+        "def one():\n    return 1\n\n"
+        "@pytest.mark.ranks(2)\ndef test_odd(world, shared_tmp_path):\n"
+        "    assert world.gather(one()) == [1, 1]\n\n"
+        "@pytest.mark.parametrize('text', ['a/b', 'ü', 'x' * 300])\n"
+        "@pytest.mark.ranks(2)\ndef test_ids(text, tmp_path):\n"
+        "    assert text\n\n"
+        "def test_launch(launch):\n    assert launch(one, world_size=1) == [1]\n"
+    )
+    session = inner.run(None, "--import-mode=importlib", "-W", "error", str(folder))
+    session.result.assert_outcomes(passed=5)
+
+
+def test_base_folder_holds_all_files(inner: Inner) -> None:
+    inner.run("@ranks(2)\ndef test_it(tmp_path, shared_tmp_path): reduce()")
+    base = inner.path / "runpytest-0"
+    names = sorted(str(path.relative_to(base)) for path in base.rglob("*") if path.is_dir())
+    assert {"rank0", "rank1", "shared/0", "rank0/test_it0", "rank1/test_it0"} <= set(names)
+    assert not list(Path(inner.temporary).iterdir())

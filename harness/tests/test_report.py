@@ -1,0 +1,307 @@
+"""What is printed of ranks: the words, and pytest's own outputs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+from shardproof import _linux
+from shardproof._evidence import main_stack
+from shardproof._report import fold, fold_alike, lost_peer, say_ranks
+
+from ._inner import Inner, Session
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ([1], "rank 1"),
+        ([0, 1], "ranks 0-1"),
+        ([0, 2], "ranks 0, 2"),
+        ([3, 0, 2], "ranks 0, 2-3"),
+        ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8"),
+        (range(128), "ranks 0-127"),
+    ],
+)
+def test_say_ranks(ranks: list[int], says: str) -> None:
+    assert say_ranks(ranks) == says
+
+
+def test_fold_keeps_the_order_of_the_first() -> None:
+    texts = [(2, "b"), (0, "a"), (1, "b"), (3, "A")]
+    assert fold(texts) == [([2, 1], "b"), ([0], "a"), ([3], "A")]
+    assert fold([]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rank {rank} has 3",
+        "<object at 0x7f12ab{rank}0cd{rank}> differs",
+        "connect to 127.0.0.1:4010{rank} failed",
+        "base/rank{rank}/test_it0/file",
+    ],
+)
+def test_ranks_that_differ_in_what_is_incidental_are_folded(text: str) -> None:
+    texts = [(rank, text.format(rank=rank)) for rank in (1, 2, 3)]
+    assert fold_alike(texts) == [([1, 2, 3], text.format(rank=1))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["got {rank}", "assert {rank}.5 == 7", "waits for rank {other}", "line {line} in test_it"],
+)
+def test_ranks_that_say_different_things_are_not(text: str) -> None:
+    texts = [
+        (rank, text.format(rank=rank, other=5 + rank, line=10 + rank)) for rank in (1, 2)
+    ]
+    assert [ranks for ranks, _ in fold_alike(texts)] == [[1], [2]]
+
+
+def test_line_numbers_are_not_taken_for_ports() -> None:
+    texts = [(0, "test_it.py:12: ValueError"), (1, "test_it.py:19: ValueError")]
+    assert [ranks for ranks, _ in fold_alike(texts)] == [[0], [1]]
+
+
+def test_lost_peer_looks_at_causes() -> None:
+    cause = RuntimeError("[../gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2000")
+    wrapped = ValueError("step failed")
+    wrapped.__cause__ = cause
+    assert lost_peer(cause) == lost_peer(wrapped) == "Connection closed by peer"
+    assert lost_peer(ValueError("mine")) == ""
+    assert lost_peer(None) == ""
+
+
+def test_lost_peer_survives_a_cycle_and_words_that_raise() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    first, second = Odd(), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert lost_peer(first) == ""
+
+
+def test_own_error_of_a_connection_is_no_lost_peer() -> None:
+    # A test's own download or database, say.
+    assert lost_peer(BrokenPipeError(32, "Broken pipe")) == ""
+    assert lost_peer(ConnectionResetError(104, "Connection reset by peer")) == ""
+
+
+DUMP = """\
+Thread 0x00007f01 (most recent call first):
+  File "/site/shardproof/_evidence.py", line 9 in _answer
+
+Thread 0x00007f02 (most recent call first):
+  File "/site/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/work/test_it.py", line 5 in test_it
+  File "/site/_pytest/python.py", line 166 in pytest_pyfunc_call
+"""
+
+
+def test_main_stack_is_the_last_thread_without_layers() -> None:
+    assert main_stack(DUMP) == '  File "/work/test_it.py", line 5 in test_it'
+    assert main_stack("") == main_stack("nothing of a thread\n") == ""
+
+
+def test_main_stack_of_a_fatal_signal_is_the_thread_that_took_it() -> None:
+    dump = "Fatal Python error: Segmentation fault\n\n" + DUMP.replace(
+        "Thread 0x00007f01", "Current thread 0x00007f01"
+    ).replace("/site/shardproof/_evidence.py", "/work/native.py")
+    assert main_stack(dump) == '  File "/work/native.py", line 9 in _answer'
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (9, "was killed by SIGKILL (signal 9)"),
+        (11 | 128, "was killed by SIGSEGV (signal 11)"),
+        (50, "was killed by signal 50"),
+        (3 << 8, "ended with exit code 3"),
+        (0, "ended with exit code 0"),
+    ],
+)
+def test_describe_exit(status: int, says: str) -> None:
+    assert _linux.describe_exit(status) == says
+
+
+TESTS = """
+import logging
+
+@ranks(3)
+def test_prints(world):
+    print("alike")
+    if world.rank == 1:
+        print("only here", file=sys.stderr)
+    logging.getLogger("mine").warning("logged by %d", world.rank)
+    assert world.rank == 7
+
+@ranks(3)
+def test_warns(world):
+    warnings.warn("on all of them", UserWarning)
+    if world.rank == 1:
+        warnings.warn("on one of them", FutureWarning)
+
+class MyWarning(UserWarning):
+    pass
+
+@ranks(3)
+def test_warns_of_its_own():
+    warnings.warn("of its own", MyWarning)
+
+@ranks(3)
+def test_slow(world):
+    time.sleep(0.3 if world.rank == 2 else 0)
+
+@ranks(3)
+def test_prints_and_passes(world):
+    print("passing", world.rank)
+
+@ranks(3)
+def test_records(record_property):
+    record_property("key", "value")
+
+@ranks(2)
+@pytest.mark.parametrize("value", [0])
+def test_parametrized(value):
+    assert value
+
+@ranks(2)
+def test_long(world):
+    if world.rank == 1:
+        raise ValueError("x" * 100_000 + "end")
+
+def test_ordinary():
+    assert True
+"""
+
+
+@pytest.fixture
+def verbose(once: Callable[..., Session]) -> Session:
+    """The session of all of the above, told at length."""
+    return once(TESTS, "-v", "--durations=0", "--junitxml=report.xml", "--nproc=3")
+
+
+def test_header_line_comes_after_collection(verbose: Session) -> None:
+    verbose.stdout.fnmatch_lines(
+        ["*collected 9 items", "ranks: world 3, gloo, fork, cpu, torch 2.*"]
+    )
+
+
+def test_verbose_lines_are_those_of_ordinary_tests(verbose: Session) -> None:
+    verbose.stdout.fnmatch_lines(
+        [
+            "test_inner.py::test_prints FAILED *[[] 11%[]]",
+            "test_inner.py::test_warns PASSED *[[] 22%[]]",
+            "test_inner.py::test_slow PASSED *",
+            "test_inner.py::test_parametrized[[]0[]] FAILED *",
+            "test_inner.py::test_ordinary PASSED *[[]100%[]]",
+        ]
+    )
+
+
+def test_output_is_told_with_its_ranks(verbose: Session) -> None:
+    verbose.match_failure(
+        "test_prints",
+        "-* Captured stdout call (ranks 0-2) -*",
+        "alike",
+        "-* Captured stderr call (rank 1) -*",
+        "only here",
+    )
+    text = verbose.failure("test_prints")
+    assert text.count("alike\n") == 1
+    for rank in range(3):
+        assert text.count(f"logged by {rank}") == 1
+
+
+def test_output_of_passing_tests(verbose: Session) -> None:
+    passes = verbose.text.partition(" PASSES ")[2]
+    for rank in range(3):
+        assert passes.count(f"passing {rank}\n") == 1
+
+
+def test_warnings_reach_the_summary_once(verbose: Session) -> None:
+    summary = verbose.text.partition(" warnings summary ")[2].partition(" PASSES ")[0]
+    assert summary.count("UserWarning: on all of them") == 1
+    assert summary.count("FutureWarning: on one of them") == 1
+    assert summary.count("MyWarning: of its own") == 1
+    pytest.LineMatcher(summary.splitlines()).fnmatch_lines(
+        ["test_inner.py::test_warns", "*test_inner.py:*: UserWarning: on all of them"]
+    )
+    assert verbose.result.parseoutcomes()["warnings"] == 3
+
+
+def test_duration_is_the_slowest_ranks(verbose: Session) -> None:
+    verbose.stdout.re_match_lines([r"0\.[3-9]\d*s call +test_inner.py::test_slow"])
+
+
+def test_summary_is_one_line_for_each_failure(verbose: Session) -> None:
+    lines = [line for line in verbose.text.splitlines() if line.startswith("FAILED ")]
+    assert len(lines) == 3
+    pytest.LineMatcher(lines).fnmatch_lines(
+        [
+            "FAILED test_inner.py::test_prints - *",
+            "FAILED test_inner.py::test_parametrized[[]0[]] - ranks 0-1: assert 0",
+            "FAILED test_inner.py::test_long - rank 1: ValueError: xxx*...",
+        ]
+    )
+
+
+def test_long_text_is_whole(verbose: Session) -> None:
+    assert "xend" in verbose.failure("test_long")
+
+
+def test_junit_xml(verbose: Session) -> None:
+    suite = ElementTree.parse(_report_path(verbose)).getroot()[0]
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "9",
+        "failures": "3",
+        "errors": "0",
+        "skipped": "0",
+    }
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert set(cases) >= {"test_prints", "test_slow", "test_parametrized[0]", "test_ordinary"}
+    assert {case.get("classname") for case in cases.values()} == {"test_inner"}
+    failure = cases["test_parametrized[0]"].find("failure")
+    assert failure is not None
+    assert failure.get("message", "").startswith("ranks 0-1: assert 0")
+    assert float(cases["test_slow"].get("time", 0)) >= 0.3
+    found = cases["test_records"].find("properties/property")
+    assert found is not None
+    assert found.attrib == {"name": "key", "value": "value"}
+
+
+def _report_path(session: Session) -> str:
+    """Return the file that a session says it has written."""
+    line = next(line for line in session.text.splitlines() if "generated xml file: " in line)
+    return line.partition("generated xml file: ")[2].rstrip("- ")
+
+
+def test_quiet_and_short(inner: Inner) -> None:
+    session = inner.run(TESTS, "-q", "--tb=short", "--no-header", "-k", "prints or parametrized")
+    session.stdout.fnmatch_lines(["*F.F*"])
+    session.match_failure(
+        "test_parametrized[0]",
+        "test_inner.py:*: in test_parametrized",
+        "    assert value",
+        "E   assert 0",
+    )
+
+
+def test_line_style(inner: Inner) -> None:
+    session = inner.run(TESTS, "--tb=line", "-k", "parametrized")
+    session.stdout.fnmatch_lines(["*test_inner.py:*: ranks 0-1: assert 0"])
+
+
+def test_stop_after_the_first_failure(inner: Inner) -> None:
+    session = inner.run(TESTS, "-x")
+    session.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+    session.result.assert_outcomes(failed=1)
+
+
+def test_no_capture(inner: Inner) -> None:
+    session = inner.run(TESTS, "-s", "-k", "passes")
+    session.result.assert_outcomes(passed=1, deselected=8)
+    for rank in range(3):
+        assert session.text.count(f"passing {rank}\n") == 1
