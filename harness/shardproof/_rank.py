@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
 import signal
 import socket
+import sys
 import time
 import traceback
 from typing import Any, NoReturn
@@ -104,6 +106,7 @@ class Rank:
         # Fixtures may hold the old group, and a replaced rank has none of them.
         errors = self._items.end_fixtures()
         _group.drop(self._keep, self._store)
+        _forget_failures()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
         self._channel.send("done", errors=errors)
@@ -151,6 +154,14 @@ class Rank:
             self._channel.send("done", error=describe(error))
         else:
             self._channel.send("done", payload)
+
+
+def _forget_failures() -> None:
+    """Let go of the frames of failed tests, which hold the groups that were dropped."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()  # cheap: what came with the fork is frozen
 
 
 def _pickled(value: object) -> bytes:

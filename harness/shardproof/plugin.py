@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +91,19 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     """Say what tests on ranks run on."""
     controller = config.pluginmanager.getplugin("shardproof-controller")
     return controller.describe() if controller else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Spare a session that has not used hypothesis the half second that its summary costs.
+
+    Our dependency brings hypothesis along, and its plugin imports all of it for the summary.
+    With xdist, it is the workers that know.
+    """
+    manager = session.config.pluginmanager
+    unused = "hypothesis" not in sys.modules and not manager.has_plugin("dsession")
+    if unused and manager.has_plugin("hypothesispytest"):
+        manager.unregister(name="hypothesispytest")
 
 
 @pytest.fixture(scope="session")

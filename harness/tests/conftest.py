@@ -9,8 +9,6 @@ import pytest
 
 from ._inner import Inner, Session
 
-pytest_plugins = ["pytester"]
-
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:

@@ -1,0 +1,1 @@
+"""Saving and loading of models sharded with FSDP1 and `fully_shard`."""

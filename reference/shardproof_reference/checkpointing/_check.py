@@ -1,0 +1,107 @@
+"""Whether a checkpoint fits a model and its optimizer; asked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
+from shardproof_reference.checkpointing._optimizer import (
+    GROUPS,
+    group_names,
+    has_elements,
+    state_by_name,
+)
+from shardproof_reference.checkpointing._parameters import Parameter
+from shardproof_reference.checkpointing._pieces import Piece
+from shardproof_reference.errors import LoadError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_MOST_LISTED = 10
+
+
+def check_fit(
+    stored: Mapping[Path, object],
+    model: Entries,
+    state: Entries,
+    optimizer: Optimizer,
+    parameters: list[Parameter],
+) -> None:
+    """Refuse a checkpoint that has too little, too much, or anything of another kind.
+
+    Raises:
+        LoadError: With everything that doesn't fit.
+    """
+    problems = [
+        *_compare_names(
+            "model",
+            {key_of(path) for path in stored if path[0] == "model"},
+            {key_of(path) for path in model.pieces},
+        ),
+        *_compare_kinds(stored, {**model.pieces, **state.pieces}),
+        *_compare_states(stored, optimizer, parameters),
+        *_compare_groups(stored, optimizer, parameters),
+    ]
+    if problems:
+        listed = problems[:_MOST_LISTED]
+        if len(problems) > len(listed):
+            listed.append(f"and {len(problems) - len(listed)} more")
+        raise LoadError("the checkpoint doesn't fit:\n  " + "\n  ".join(listed))
+
+
+def _compare_names(where: str, stored: set[str], live: Iterable[str]) -> Iterator[str]:
+    live = set(live)
+    for name in sorted(live - stored):
+        yield f"{where}: {name} is missing in the checkpoint"
+    for name in sorted(stored - live):
+        yield f"{where}: {name} is in the checkpoint only"
+
+
+def _compare_kinds(stored: Mapping[Path, object], live: Mapping[Path, Piece]) -> Iterator[str]:
+    """Compare shapes and dtypes; nothing is ever cast."""
+    for path, piece in live.items():
+        found, wanted = stored.get(path), TensorSpec(piece.shape, piece.dtype)
+        if found is not None and found != wanted:
+            yield f"{key_of(path)} is {found} in the checkpoint, expected {wanted}"
+
+
+def _compare_states(
+    stored: Mapping[Path, object], optimizer: Optimizer, parameters: list[Parameter]
+) -> Iterator[str]:
+    """Compare which parameters have a state, and of a state that there is, its names."""
+    states = state_by_name(stored)
+    trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    wanted = {
+        parameter.fqn
+        for parameter in parameters
+        if states and parameter.optimized.requires_grad and id(parameter.optimized) in trained
+    }
+    yield from _compare_names("optimizer state", set(states), wanted)
+    for parameter in filter(has_elements, parameters):
+        own, found = optimizer.state.get(parameter.optimized), states.get(parameter.fqn)
+        if own and found:
+            yield from _compare_names(f"state of {parameter.fqn}", set(found), map(str, own))
+
+
+def _compare_groups(
+    stored: Mapping[Path, object], optimizer: Optimizer, parameters: list[Parameter]
+) -> Iterator[str]:
+    """Compare each group's options and members; their values are what a load restores."""
+    options: dict[object, dict[str, object]] = {}
+    for path, value in stored.items():
+        if path[: len(GROUPS)] == GROUPS:
+            _, _, index, option = path
+            options.setdefault(index, {})[str(option)] = value
+    groups = optimizer.param_groups
+    if len(options) != len(groups):
+        yield f"{len(options)} parameter groups in the checkpoint, {len(groups)} in the optimizer"
+        return
+    for index, group in enumerate(groups):
+        found = options.get(index, {})
+        yield from _compare_names(f"parameter group {index}", set(found), group)
+        members = found.get("params")
+        wanted = group_names(group, parameters)
+        if isinstance(members, list) and set(members) != set(wanted):
+            yield f"parameter group {index} holds {members} in the checkpoint, expected {wanted}"

@@ -1,0 +1,92 @@
+"""FULL: two files that rank 0 writes and reads, with whole tensors in its CPU memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardproof_reference.checkpointing._collective import on_rank_0
+from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec
+from shardproof_reference.checkpointing._gather import Tensors, gather, scatter
+from shardproof_reference.errors import LoadError, SaveError
+
+FILES = {"model": "pytorch_model_fsdp.bin", "optimizer": "optimizer.bin"}
+
+
+def save_full(folder: FilePath, entries: Entries) -> None:
+    """Gather everything on rank 0, which writes it; collective."""
+    tensors = gather(entries)
+    objects: list[dict[Path, object]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(objects, entries.objects)
+    everything: dict[Path, object] = {**tensors}
+    for one in objects:
+        everything |= one
+    on_rank_0(lambda: _write(folder, everything), SaveError)
+
+
+class FullSource:
+    """The two files; collective, as only rank 0 reads them.
+
+    Attributes:
+        stored: Specification of each tensor, and each object; on every rank.
+
+    Raises:
+        LoadError: A file is missing, or holds something that isn't data.
+    """
+
+    def __init__(self, folder: FilePath) -> None:
+        self._tensors: Tensors = {}
+        self.stored: dict[Path, object] = on_rank_0(lambda: self._open(folder), LoadError)
+
+    def _open(self, folder: FilePath) -> dict[Path, object]:
+        stored: dict[Path, object] = {}
+        for name, file in FILES.items():
+            if not (folder / file).is_file():
+                raise LoadError(f"{folder}: no {file}; not a complete full checkpoint")
+            content = torch.load(folder / file, map_location="cpu", mmap=True, weights_only=True)
+            stored |= _flatten(content, (name,))
+        for path, value in stored.items():
+            if isinstance(value, torch.Tensor):
+                self._tensors[path] = value
+                stored[path] = TensorSpec(tuple(value.shape), value.dtype)
+        return stored
+
+    def read(self, entries: Entries) -> None:
+        """Send each rank its boxes; collective."""
+        scatter(self._tensors, entries)
+
+
+def _write(folder: FilePath, everything: dict[Path, object]) -> None:
+    content: dict[str, Any] = {name: {} for name in FILES}
+    for (name, *outer, last), value in everything.items():
+        target = content[str(name)]
+        for step in outer:
+            target = target.setdefault(step, {})
+        target[last] = value
+    groups = content["optimizer"]["param_groups"]
+    content["optimizer"]["param_groups"] = [groups[index] for index in sorted(groups)]
+    for name, file in FILES.items():
+        with (folder / file).open("wb") as stream:
+            torch.save(content[name], stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _flatten(content: Any, path: Path) -> dict[Path, object]:
+    """Undo the nesting; of lists, only the parameter groups are nested."""
+    steps: Iterable[tuple[Any, Any]]
+    if isinstance(content, dict):
+        steps = content.items()
+    elif path == ("optimizer", "param_groups"):
+        steps = enumerate(content)
+    else:
+        return {path: content}
+    flat: dict[Path, object] = {}
+    for step, value in steps:
+        flat |= _flatten(value, (*path, step))
+    return flat

@@ -1,0 +1,95 @@
+"""SHARDED: one DCP folder, to which each rank writes its own boxes and from which it reads them.
+
+The planners give DCP the boxes that a rank holds, so FSDP1 needs no ShardedTensor: DCP takes a
+rank without a shard of some tensor for an old checkpoint and refuses it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
+from shardproof_reference.checkpointing._planners import (
+    EntriesLoadPlanner,
+    EntriesSavePlanner,
+    chunk_of,
+)
+from shardproof_reference.errors import LoadError
+
+
+def save_sharded(folder: FilePath, entries: Entries) -> None:
+    """Write this rank's boxes; collective. Of replicas, DCP lets one rank write each box."""
+    writer = FileSystemWriter(folder)
+    save({}, storage_writer=writer, planner=EntriesSavePlanner(entries))
+
+
+class ShardedSource:
+    """A DCP folder to read from; nothing here is collective.
+
+    Attributes:
+        stored: Specification of each tensor, and each object.
+
+    Raises:
+        LoadError: The folder has no metadata, or metadata without torch's nesting.
+    """
+
+    def __init__(self, folder: FilePath) -> None:
+        if not (folder / ".metadata").is_file():
+            raise LoadError(f"{folder}: no .metadata; not a complete sharded checkpoint")
+        self._reader = FileSystemReader(folder)
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=False)
+        if self._metadata.planner_data is None:
+            raise LoadError(f"{folder}: .metadata doesn't say how its keys are nested")
+        self._paths: dict[str, Path] = self._metadata.planner_data
+        objects = self._read_objects()
+        self.stored: dict[Path, object] = {
+            self._paths[key]: (
+                TensorSpec(tuple(found.size), found.properties.dtype)
+                if isinstance(found, TensorStorageMetadata)
+                else objects[key]
+            )
+            for key, found in self._metadata.state_dict_metadata.items()
+        }
+
+    def read(self, entries: Entries) -> None:
+        """Read what this rank's boxes need, straight into their memory."""
+        found = self._metadata.state_dict_metadata
+        items: list[ReadItem] = []
+        for path, piece in entries.pieces.items():
+            specification = found[key_of(path)]
+            assert isinstance(specification, TensorStorageMetadata)
+            chunks = [chunk_of(part) for part in piece.parts]
+            items += create_read_items_for_chunk_list(key_of(path), specification, chunks)
+        self._read(items, EntriesLoadPlanner(entries))
+
+    def _read_objects(self) -> dict[str, object]:
+        planner = EntriesLoadPlanner(Entries())
+        keys = [
+            key
+            for key, found in self._metadata.state_dict_metadata.items()
+            if isinstance(found, BytesStorageMetadata)
+        ]
+        self._read([_read_object(key) for key in keys], planner)
+        return planner.objects
+
+    def _read(self, items: list[ReadItem], planner: EntriesLoadPlanner) -> None:
+        plan = self._reader.prepare_local_plan(LoadPlan(items))
+        self._reader.read_data(plan, planner).wait()
+
+
+def _read_object(key: str) -> ReadItem:
+    nowhere = torch.Size((0,))
+    index = MetadataIndex(key)
+    return ReadItem(LoadItemType.BYTE_IO, index, nowhere, index, nowhere, nowhere)

@@ -1,0 +1,27 @@
+"""What the reference refuses, in the order of a checkpoint's life.
+
+`WrapError`: the model can't be sharded as asked; the caller's settings.
+`SaveError`: state that can't be stored, or a target that can't be written; nothing is left behind.
+`LoadError`: files that are missing or don't fit the model; nothing of the target was changed.
+
+Saving and loading are collective, and so are their errors: a rank that found nothing wrong itself
+raises what the first rank with an error found.
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """Base of the errors that the reference raises itself."""
+
+
+class WrapError(CheckpointError):
+    """The model can't be sharded as asked."""
+
+
+class SaveError(CheckpointError):
+    """The checkpoint could not be written."""
+
+
+class LoadError(CheckpointError):
+    """The checkpoint can't be read, or doesn't fit the model and optimizer."""

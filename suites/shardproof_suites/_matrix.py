@@ -1,0 +1,74 @@
+"""The matrix at the end of a run: strategy and dtype against state-dict type; loads no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardproof_suites._items import result_of
+from shardproof_suites.outcome import Kind, Outcome, worst
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+_COLUMNS = ("FULL", "SHARDED", "LOCAL")
+
+
+class Matrix:
+    """Collects the outcomes of a session's cases, from xdist's workers too."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, Outcome] = {}
+        self._places: dict[tuple[str, str], list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take a case's outcome from its report."""
+        result = result_of(report)
+        if result is not None:
+            self._outcomes[report.nodeid] = Outcome.parse(result["outcome"])
+            self._places.setdefault((result["row"], result["column"]), []).append(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Fail a run in which no case said anything: nothing run is never a pass."""
+        if self._said_nothing() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        yield
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Print the matrix and how often each outcome came."""
+        if not self._outcomes:
+            return
+        terminalreporter.section("conformance")
+        for line in self._lines():
+            terminalreporter.line(line)
+        counts = Counter(outcome.kind for outcome in self._outcomes.values())
+        total = ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind if counts[kind])
+        terminalreporter.line(f"{len(self._outcomes)} cases: {total}")
+        if self._said_nothing():
+            terminalreporter.line("error: no case was run", red=True)
+
+    def _said_nothing(self) -> bool:
+        outcomes = self._outcomes.values()
+        return bool(outcomes) and all(outcome.kind is Kind.NOT_RUN for outcome in outcomes)
+
+    def _lines(self) -> Iterable[str]:
+        rows = list(dict.fromkeys(row for row, _ in self._places))
+        columns = [name for name in _COLUMNS if any(name == column for _, column in self._places)]
+        table = [["", *columns]]
+        table += [[row, *(self._cell(row, column) for column in columns)] for row in rows]
+        widths = [max(len(line[index]) for line in table) for index in range(len(table[0]))]
+        for line in table:
+            padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+            yield "  ".join(padded).rstrip()
+
+    def _cell(self, row: str, column: str) -> str:
+        """Give the worst outcome and how many of the cell's cases ended so."""
+        outcomes = [self._outcomes[node] for node in self._places.get((row, column), ())]
+        if not outcomes:
+            return "-"
+        kind = worst(outcomes).kind
+        return f"{kind.value} {sum(one.kind is kind for one in outcomes)}/{len(outcomes)}"

@@ -1,0 +1,1 @@
+"""Check functions: what the cases of several areas do."""

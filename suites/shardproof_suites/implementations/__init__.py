@@ -1,0 +1,1 @@
+"""Adapters: what makes an implementation look like the suites' protocol."""

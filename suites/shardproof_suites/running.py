@@ -1,0 +1,122 @@
+"""Run one case and tell how it ended; the controller's side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardproof import RankFailure
+
+from shardproof_suites.capability import Capability
+from shardproof_suites.importing import load_implementation
+from shardproof_suites.message import describe, say_ranks
+from shardproof_suites.outcome import Kind, Outcome, worst
+from shardproof_suites.subject import RAISED, Setup
+from shardproof_suites.violation import Code, Violation
+
+if TYPE_CHECKING:
+    from shardproof import Launch, RankOutcome
+
+    from shardproof_suites.case import Case
+    from shardproof_suites.cell import Cell
+    from shardproof_suites.implementation import Implementation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a check works with.
+
+    Attributes:
+        launch: Runs a function on fresh ranks.
+        implementation: Import string of the implementation under test.
+        root: An empty folder that all ranks see.
+    """
+
+    launch: Launch
+    implementation: str
+    root: Path
+
+    def stage(self, function: Callable[..., T], cell: Cell, *args: Any) -> list[T]:
+        """Run `function(setup, *args)` on the cell's ranks, in processes of its own."""
+        setup = Setup(self.implementation, cell, self.root)
+        return self.launch(function, setup, *args, world_size=cell.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a case ended.
+
+    Attributes:
+        outcome: In the vocabulary of reports.
+        text: For the person who sees it; empty for a pass.
+    """
+
+    outcome: Outcome
+    text: str = ""
+
+
+def judge(case: Case, run: Run) -> Verdict:
+    """Run a case, whatever happens in its ranks."""
+    implementation = load_implementation(run.implementation)
+    try:
+        found = case.check(run, case)
+    except RankFailure as failure:
+        return _of_failure(case, implementation, failure)
+    if any(found):
+        return _of_violations(case, found)
+    if case.capability not in implementation.capabilities:
+        return _not_refused(case, implementation)
+    return Verdict(Outcome(Kind.PASS))
+
+
+def _of_violations(case: Case, found: Sequence[Sequence[Violation]]) -> Verdict:
+    first = next(violation for one in found for violation in one)
+    return Verdict(Outcome(Kind.VIOLATION, first.code.value), describe(found))
+
+
+def _not_refused(case: Case, implementation: type[Implementation]) -> Verdict:
+    violation = Violation(
+        "refusing.1",
+        Code.NOT_REFUSED,
+        f"capability {case.capability.value!r}",
+        ("wanted Unsupported on every rank", "found that it did something else"),
+    )
+    return _of_violations(case, [[violation]])
+
+
+def _of_failure(case: Case, implementation: type[Implementation], failure: RankFailure) -> Verdict:
+    """Read the ranks' ends; ranks that only lost their peers say nothing."""
+    ends = [(rank, _end_of_rank(rank, implementation)) for rank in failure.ranks]
+    told = [(rank, end) for rank, end in ends if end is not None]
+    outcome = worst(end for _, end in told)
+    ranks = [rank.rank for rank, end in told if end == outcome]
+    head = f"{outcome} on {say_ranks(ranks)} of {len(failure.ranks)}"
+    if outcome.kind is Kind.VIOLATION:
+        head = f"{outcome} of clause {case.clause} on {say_ranks(ranks)} of {len(failure.ranks)}"
+    return Verdict(outcome, f"{head}\n{failure}")
+
+
+def _end_of_rank(rank: RankOutcome, implementation: type[Implementation]) -> Outcome | None:
+    if rank.kind in ("returned", "woken"):
+        return None
+    if rank.kind in ("died", "timeout"):
+        return Outcome(Kind.CRASH if rank.kind == "died" else Kind.TIMEOUT)
+    name = rank.exception_type.rpartition(".")[2]
+    if name in RAISED:
+        return Outcome(Kind.VIOLATION, RAISED[name].value)
+    if name == "Unsupported":
+        return _refused(rank.message, implementation)
+    return Outcome(Kind.HARNESS_ERROR)
+
+
+def _refused(message: str, implementation: type[Implementation]) -> Outcome:
+    """Judge a refusal: right for what isn't claimed, a violation for what is."""
+    name = message.partition(": ")[2].partition(":")[0]
+    claimed = {capability.value for capability in implementation.capabilities}
+    if name in claimed:
+        return Outcome(Kind.VIOLATION, Code.CLAIM_REFUSED.value)
+    return Outcome(Kind.UNSUPPORTED, Capability.named(name).missing(implementation.name))

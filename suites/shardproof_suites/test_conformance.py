@@ -1,0 +1,5 @@
+"""The door of `pytest --pyargs shardproof_suites --implementation ...`."""
+
+from shardproof_suites import conformance
+
+test_conformance = conformance()
