@@ -204,7 +204,7 @@ class Controller:
                         _record_warning(self._session.config, message.fields)
         for ending in endings:
             if ending.done is not None and "exit" in ending.done.fields:
-                pytest.exit(ending.done.fields["exit"])
+                pytest.exit(*ending.done.fields["exit"])
 
     def stop(self) -> list[str]:
         """End all ranks and the zygote; return what went wrong with fixtures, one line each."""
@@ -213,6 +213,8 @@ class Controller:
             for ranks in self._warm.values():
                 if ranks.whole:
                     problems += ranks.finish()
+        except StartError as error:
+            problems.append(str(error))
         finally:
             if self._zygote is not None:
                 self._zygote.stop()
@@ -284,9 +286,8 @@ def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:
     import builtins
     import warnings
 
-    category = getattr(builtins, fields["category"], UserWarning)
-    if not (isinstance(category, type) and issubclass(category, Warning)):
-        category = UserWarning
+    name = fields["category"]
+    category = getattr(builtins, name, None) or type(name, (UserWarning,), {})
     warning = warnings.WarningMessage(
         message=category(fields["message"]),
         category=category,

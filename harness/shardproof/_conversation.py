@@ -33,7 +33,7 @@ class Ending:
         death: How its process ended, or an empty string.
         killed: Why it was killed: `deadline`, `grace`, or an empty string.
         evidence: What it was doing before it was killed.
-        output: What it had printed, if it died or was killed.
+        output: What it had printed, if it died or was killed or the call has failed.
     """
 
     rank: int
@@ -82,6 +82,10 @@ class Conversation:
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
                 self._act(deadline)
+        if kind == "call" and self._trouble():
+            for rank in self._ranks:
+                if not rank.gone:
+                    self._endings[rank.rank].output = rank.output()
         return [self._endings[rank.rank] for rank in self._ranks]
 
     def _listen(self, rank: RankProcess) -> bool:
@@ -96,6 +100,8 @@ class Conversation:
 
     def _hear(self, rank: RankProcess, message: Message) -> None:
         ending = self._endings[rank.rank]
+        if ending.killed:
+            return  # too late: the signal that asked for its stack may have ended its wait
         if message.kind == "ready":
             rank.open_captured(message.fields["captured"])
         elif message.kind == "arrive":

@@ -11,6 +11,7 @@ import faulthandler
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -25,7 +26,7 @@ from shardproof.errors import ChannelError
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 7 * hasattr(signal, "SIGRTMIN")
 _THREAD_NAME = "shardproof-evidence"
-_RANK_LOOP = str(Path(__file__).with_name("_rank.py"))
+_RANK_LOOP = re.compile(re.escape(str(Path(__file__).with_name("_rank.py"))) + r".* in serve$")
 _LAYERS = (str(Path(__file__).parent), "/_pytest/", "/pluggy/", "/torch/distributed/c10d_logger.py")
 
 
@@ -170,5 +171,5 @@ def main_stack(dump: str) -> str:
     chosen = current[-1] if current and "Fatal Python error" in dump else threads[-1]
     lines = chosen.splitlines()[1:]
     # What is outside of the rank's main loop is the pytest process's, from before the fork.
-    inside = itertools.takewhile(lambda line: _RANK_LOOP not in line, lines)
+    inside = itertools.takewhile(lambda line: not _RANK_LOOP.search(line), lines)
     return "\n".join(line for line in inside if not any(layer in line for layer in _LAYERS))

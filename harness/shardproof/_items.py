@@ -45,8 +45,9 @@ class ItemRunner:
         self.shared_folder = Path(basetemp)
         manager = session.config.pluginmanager
         for plugin in manager.get_plugins():
-            # xdist's worker plugin would talk to its controller over a closed connection.
-            if type(plugin).__module__ == "xdist.remote":
+            # xdist's worker plugin would talk to its controller over a closed connection. Its
+            # module has no name of its own in a worker.
+            if type(plugin).__name__ == "WorkerInteractor":
                 manager.unregister(plugin)
         manager.unregister(name="shardproof-controller")
         manager.register(self, "shardproof-rank")
@@ -71,9 +72,9 @@ class ItemRunner:
         try:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         except pytest.exit.Exception as error:
-            return {"exit": str(error)}
+            return {"exit": [str(error), error.returncode]}
         except KeyboardInterrupt:
-            return {"exit": "KeyboardInterrupt"}
+            return {"exit": ["KeyboardInterrupt on a rank", None]}
         return {} if self._skipped_at is None else {"skipped_at": self._skipped_at}
 
     def end_fixtures(self) -> list[str]:

@@ -74,7 +74,7 @@ class Launch:
         if any(outcome.kind != "returned" for outcome in outcomes):
             name = getattr(function, "__qualname__", repr(function))
             raise RankFailure(_failure(name, endings, outcomes, limit), outcomes)
-        return [pickle.loads(ending.done.payload) for ending in endings if ending.done]
+        return [_result(ending, outcomes) for ending in endings]
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
@@ -85,6 +85,15 @@ def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
             f"launch sends the function and its arguments to other processes, and this can't be "
             f"pickled: {error}. Use a function at module level and plain arguments."
         ) from None
+
+
+def _result(ending: Ending, outcomes: tuple[RankOutcome, ...]) -> Any:
+    assert ending.done is not None
+    try:
+        return pickle.loads(ending.done.payload)
+    except Exception as error:
+        text = f"what rank {ending.rank} returned can't be unpickled: {error}"
+        raise RankFailure(text, outcomes) from error
 
 
 def _outcome(ending: Ending) -> RankOutcome:
@@ -114,10 +123,10 @@ def _failure(
     lines = []
     if any(outcome.kind == "timeout" for outcome in causes):
         lines.append(hang(endings, timeout, name))
-    rest = [outcome for outcome in causes if outcome.kind != "timeout"]
-    for ranks, text in fold_alike((o.rank, o.detail or o.message) for o in rest):
-        verb = "failed" if rest[0].kind == "raised" else "ended"
-        lines += [f"{name} {verb} on {say_ranks(ranks)} of {len(endings)}:", text.rstrip()]
+    for kind, verb in (("raised", "failed"), ("woken", "failed"), ("died", "ended")):
+        told = [(o.rank, o.detail or o.message) for o in causes if o.kind == kind]
+        for ranks, text in fold_alike(told):
+            lines += [f"{name} {verb} on {say_ranks(ranks)} of {len(endings)}:", text.rstrip()]
     for ranks, text in fold((o.rank, o.message) for o in followed):
         lines.append(f"followed on {say_ranks(ranks)}: {text}")
     for ranks, text in fold((e.rank, e.output.rstrip()) for e in endings if e.output.strip()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -35,12 +36,12 @@ def adopt_orphans() -> None:
 def children() -> list[int]:
     """Return the process ids of this process's children, zombies included."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             # The command name may hold spaces and brackets; the fields after it don't.
-            parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
+            parent = file.read_text(errors="replace").rpartition(")")[2].split()[1]
             if int(parent) == os.getpid():
-                found.append(int(stat.parent.name))
+                found.append(int(file.parent.name))
     return found
 
 
@@ -71,9 +72,17 @@ def open_descriptors() -> list[int]:
     return [int(name) for name in os.listdir(folder)]  # noqa: PTH208
 
 
-def close_all_but(keep: set[int]) -> None:
-    """Close every descriptor above 2 that is not in `keep`."""
+def let_go_of_all_but(keep: set[int]) -> None:
+    """Give up inherited pipes, sockets and the like, whose other ends wait for their closing.
+
+    Their numbers stay taken, by the null device: whoever still uses one must not write into a
+    descriptor that was opened later. Files and devices are left alone.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in open_descriptors():
         if descriptor > 2 and descriptor not in keep:
             with suppress(OSError):
-                os.close(descriptor)
+                mode = os.fstat(descriptor).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
+                    os.dup2(null, descriptor)
+    os.close(null)

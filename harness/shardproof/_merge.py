@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from _pytest._code.code import (
 from shardproof._conversation import Ending
 from shardproof._report import death, fold, fold_alike, hang, say_ranks
 
+# Frames in these are not the test's own.
+_NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -284,6 +288,6 @@ def _last_own_line(report: pytest.TestReport) -> str:
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
     for entry in reversed(entries):
         location = getattr(entry, "reprfileloc", None)
-        if location is not None and "site-packages" not in location.path:
+        if location is not None and not any(part in location.path for part in _NOT_OWN):
             return f"{location.path}:{location.lineno}: "
     return ""

@@ -58,7 +58,7 @@ class Rank:
         os.setpgid(0, 0)
         _linux.end_with_parent(signal.SIGKILL)
         _linux.adopt_orphans()
-        _linux.close_all_but(set(descriptors))
+        _linux.let_go_of_all_but(set(descriptors))
         log = log_file[0] if log_file else None
         captured = _capture.start_own(session.config, log, stack_file)
         self._channel = Channel(socket.socket(fileno=control))
@@ -70,6 +70,7 @@ class Rank:
         self._group: Any = None
         self._store = ""
         self._reforms = 0
+        self._dropped = False
         _group.export(spec["port"])
         side = Channel(socket.socket(fileno=evidence))
         _evidence.answer_in_background(
@@ -114,6 +115,7 @@ class Rank:
     def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
         self._store = store
+        self._dropped = False
         _group.form(place, store, self._form_timeout)
         if place is self._place:
             self._group = _group.reference()
@@ -135,8 +137,9 @@ class Rank:
 
     def fail(self, error: BaseException) -> dict[str, Any]:
         """Leave the group at once, so that nobody waits for this rank; say when and why."""
-        facts = {"at": time.monotonic(), "lost_peer": lost_peer(error)}
+        facts = {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
         _group.drop(self._keep, self._store)
+        self._dropped = True
         return facts
 
     def _on_run(self, message: Message) -> None:

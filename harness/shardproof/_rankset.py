@@ -115,6 +115,7 @@ class RankSet:
             timeout: Seconds, from now.
             payload: Bytes that go with it.
         """
+        self.whole = False  # until they have ended it: an interrupt may come between
         endings = self._converse(kind, fields, timeout, payload)
         self.whole = all(
             ending.done is not None and ending.done.fields.get("whole", ending.failed_at is None)

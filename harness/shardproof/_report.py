@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from shardproof._conversation import Ending
 
-# What a lost peer reads like: gloo's words, the broken store's, NCCL's, then ours.
+# What a lost peer reads like: gloo's words, the broken store's, NCCL's, then ours. An error of
+# Python's own about a connection is the test's.
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -15,12 +16,12 @@ _LOST_PEER = (
     "Too many levels of symbolic links",
     "NCCL communicator was aborted",
     "remote process exited",
-    "Default process group has not been initialized",
     "another rank failed",
 )
 
 # What differs between ranks that say the same: addresses in memory, and ports.
 _INCIDENTAL = re.compile(r"0x[0-9a-f]{6,}|(?<=:)\d{2,5}\b(?!:)")
+_RANK_FOLDER = "/rank{}/"  # of tmp_path
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
@@ -47,7 +48,8 @@ def fold_alike(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
     """Group ranks that say the same but for their own rank, addresses and ports."""
     groups: dict[str, tuple[list[int], str]] = {}
     for ranks, text in fold(texts):
-        key = re.sub(rf"\brank {ranks[0]}\b", "rank", _INCIDENTAL.sub("", text))
+        own = _INCIDENTAL.sub("", text).replace(_RANK_FOLDER.format(ranks[0]), _RANK_FOLDER)
+        key = re.sub(rf"\brank {ranks[0]}\b", "rank", own)
         groups.setdefault(key, ([], text))[0].extend(ranks)
     return list(groups.values())
 
@@ -114,8 +116,17 @@ def death(ending: Ending) -> str:
     return text
 
 
-def lost_peer(error: BaseException | None) -> str:
-    """Return the words by which an exception, or its cause, tells of a peer that left."""
+_NO_GROUP = "Default process group has not been initialized"
+
+
+def lost_peer(error: BaseException | None, dropped: bool = False) -> str:
+    """Return the words by which an exception, or its cause, tells of a peer that left.
+
+    Args:
+        error: The exception.
+        dropped: This rank has left its group before, so that it has none is no news.
+    """
+    words_of_loss = (*_LOST_PEER, _NO_GROUP) if dropped else _LOST_PEER
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -123,8 +134,8 @@ def lost_peer(error: BaseException | None) -> str:
             text = str(error)
         except Exception:
             text = ""
-        for words in _LOST_PEER:
-            if words in text:
+        for words in words_of_loss:
+            if words in text and not isinstance(error, OSError):
                 return words
         error = error.__cause__ or error.__context__
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Settings:
         backend = config.getoption("ranks_backend") or config.getini("ranks_backend")
         if nproc is not None and nproc < 1:
             raise pytest.UsageError(f"--nproc wants at least 1 rank, got {nproc}")
-        if timeout <= 0:
+        if not _is_duration(timeout):
             raise pytest.UsageError(f"--ranks-timeout wants seconds above 0, got {timeout:g}")
         if backend not in BACKENDS:
             allowed = ", ".join(BACKENDS)
@@ -112,6 +113,16 @@ def _mark(
 _SIGNATURE = inspect.signature(_mark)
 
 
+def _is_duration(value: object) -> bool:
+    """Say whether a value is a finite number of seconds above 0."""
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )
+
+
 def _checked(nodeid: str, mark: RanksMark) -> RanksMark:
     size, backend, timeout = mark.world_size, mark.backend, mark.timeout
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
@@ -120,6 +131,10 @@ def _checked(nodeid: str, mark: RanksMark) -> RanksMark:
         raise pytest.UsageError(
             f"{nodeid}: mark ranks: backend is one of {', '.join(BACKENDS)}, got {backend!r}"
         )
-    if timeout is not None and (not isinstance(timeout, (int, float)) or timeout <= 0):
+    if not isinstance(mark.isolate, bool):
+        raise pytest.UsageError(
+            f"{nodeid}: mark ranks: isolate is True or False, got {mark.isolate!r}"
+        )
+    if timeout is not None and not _is_duration(timeout):
         raise pytest.UsageError(f"{nodeid}: mark ranks wants a timeout in s, got {timeout!r}")
     return mark

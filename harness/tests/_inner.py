@@ -123,9 +123,11 @@ class Inner:
         listed = ("-rA", "--no-fold-skipped", "-p", "no:cacheprovider")
         try:
             result = self.pytester.runpytest_subprocess(*listed, *args, timeout=timeout)
-        finally:
-            # A session that was killed for its time takes its ranks with it, too.
+        except pytest.Pytester.TimeoutExpired:
+            # It was killed, and its ranks have to end with it.
             nothing_left(self.token, self.temporary, within=5)
+            raise
+        nothing_left(self.token, self.temporary)
         return Session(result)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +21,7 @@ def _sessions() -> dict[str, Session]:
 
 
 @pytest.fixture
-def once(
-    request: pytest.FixtureRequest, _sessions: dict[str, Session]
-) -> Callable[..., Session]:
+def once(request: pytest.FixtureRequest, _sessions: dict[str, Session]) -> Callable[..., Session]:
     """Run a session that the tests of a module look at together, when the first one asks."""
 
     def run(source: str, *args: str) -> Session:
@@ -34,9 +31,3 @@ def once(
         return _sessions[key]
 
     return run
-
-
-@pytest.fixture
-def lines_of(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Read the lines of a file that ranks have written to."""
-    return lambda name: (tmp_path / name).read_text().splitlines()

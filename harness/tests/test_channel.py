@@ -122,7 +122,7 @@ def test_send_to_one_that_does_not_read_has_a_deadline(channels: tuple[Channel, 
 
 def test_send_to_one_that_is_gone(channels: tuple[Channel, Channel]) -> None:
     channels[1].close()
-    with pytest.raises(ChannelError, match="'work' could not be sent: .*Broken pipe"):
+    with pytest.raises(ChannelError, match=r"'work' could not be sent: .*Broken pipe"):
         channels[0].send("work")
 
 

@@ -1,19 +1,12 @@
-"""What tests do to their processes and to the session that runs them."""
+"""What tests do to their processes, and unusual ways to run them."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ._inner import Inner, nothing_left, processes
+from ._inner import Inner
 
 ROUGH = """
 @ranks(2)
@@ -136,39 +129,6 @@ def test_is_there():
     session.result.assert_outcomes(passed=2)
 
 
-def test_pytest_exit_on_a_rank_ends_the_session(inner: Inner) -> None:
-    session = inner.run(
-        """
-@ranks(2)
-def test_exits(world):
-    if world.rank == 1:
-        pytest.exit("enough", returncode=7)
-    reduce()
-
-@ranks(2)
-def test_never():
-    pass
-"""
-    )
-    assert session.ret == 7
-    session.stdout.fnmatch_lines(["!* _pytest.outcomes.Exit: enough !*"])
-    assert session.status("test_never") == ""
-
-
-def test_keyboard_interrupt_on_a_rank_is_its_failure(inner: Inner) -> None:
-    session = inner.run(
-        """
-@ranks(2)
-def test_interrupts(world):
-    if world.rank == 1:
-        raise KeyboardInterrupt
-    reduce()
-"""
-    )
-    assert session.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
-    assert "passed" not in session.result.parseoutcomes()
-
-
 def test_files_opened_at_import_stay_what_they_are(inner: Inner) -> None:
     session = inner.run(
         """
@@ -199,131 +159,67 @@ def test_fails(world):
     session.match_failure("test_fails", "-* Captured stdout call (ranks 0-1) -*", "only this")
 
 
-def test_tensor_work_at_import_is_no_hang(inner: Inner) -> None:
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_set_up_without_the_test(inner: Inner, option: str) -> None:
     session = inner.run(
         """
-torch.set_num_threads(2)
-TOTAL = (torch.ones(2_000_000) * 2).sum()  # OpenMP threads, in the process that is forked
-
-@ranks(2, timeout=10)
-def test_parallel(world):
-    torch.set_num_threads(2)
-    assert torch.ones(2_000_000).sum() == 2_000_000
-"""
+@ranks(2)
+def test_it(world, tmp_path):
+    raise AssertionError("not called")
+""",
+        option,
     )
-    session.result.assert_outcomes(passed=1)
+    assert session.ret == 0
+    assert "failed" not in session.result.parseoutcomes()
 
 
-@contextmanager
-def running(inner: Inner, source: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a session, and wait until its ranks are inside of the test."""
-    inner.write(test_inner=source)
-    inside = inner.path / "inside"
-    inside.mkdir()
-    os.environ["INSIDE"] = str(inside)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
-    command.append(f"--basetemp={inner.path / 'base'}")
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=inner.path
-    ) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while len(list(inside.iterdir())) < 2:
-                assert process.poll() is None and time.monotonic() < deadline, "no ranks"
-                time.sleep(0.02)
-            yield process
-        finally:
-            del os.environ["INSIDE"]
-            process.kill()
-
-
-WAITS = """
-@ranks(2)
-def test_waits(world):
-    subprocess.Popen(["setsid", "sleep", "600"])
-    Path(os.environ["INSIDE"], str(world.rank)).touch()
-    time.sleep(600)
-"""
-
-
-def test_interrupt_ends_everything(inner: Inner) -> None:
-    with running(inner, WAITS) as process:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    pytest.LineMatcher(output.splitlines()).fnmatch_lines(["!* KeyboardInterrupt !*"])
-    nothing_left(inner.token, inner.temporary)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_ranks_end_with_the_session_that_is_killed(inner: Inner, signum: int) -> None:
-    with running(inner, WAITS) as process:
-        assert len(processes(inner.token)) >= 4
-        process.send_signal(signum)
-        process.wait(timeout=10)
-        nothing_left(inner.token, inner.temporary, within=2)
-
-
-def test_killed_zygote_is_told(inner: Inner) -> None:
+def test_debugger_that_ranks_cannot_have_hides_no_failure(inner: Inner) -> None:
     session = inner.run(
         """
 @ranks(2)
-def test_kills_its_parent(world):
-    reduce()
-    if world.rank == 0:
-        os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(1)
+def test_fails(world):
+    assert world.rank
 
 @ranks(2)
 def test_after(world):
-    reduce()
-
-def test_ordinary():
-    pass
+    assert reduce() == [2.0] * 4
 """,
-        timeout=40,
+        "--pdb",
     )
-    assert session.ret != 0
-    assert "passed" not in session.status("test_kills_its_parent")
-    assert "the zygote ended" in session.text + session.result.stderr.str()
-    assert "INTERNALERROR" not in session.text
+    session.result.assert_outcomes(passed=1, failed=1)
+    session.match_failure("test_fails", "*test_fails (rank 0 of 2)*", "E       assert 0")
 
 
 LATE_WAKE = """
-import threading
 import time
-from shardproof import _group
+from shardproof import _evidence
 
-cut = _group.cut
+answer = _evidence.answer_in_background
 
-def late(*args):
-    if threading.current_thread() is not threading.main_thread():
-        time.sleep(0.03)
-    cut(*args)
+def late(channel, stack_file, wake):
+    def wake_late():
+        time.sleep(0.3)
+        wake()
+    answer(channel, stack_file, wake_late)
 
-_group.cut = late
+_evidence.answer_in_background = late
 """
 
 
 def test_wake_that_comes_late_does_not_cut_the_next_group(inner: Inner) -> None:
-    times = inner.path / "times"
     inner.write(conftest=LATE_WAKE)
     session = inner.run(
-        f"TIMES = {str(times)!r}\n"
-        + """
+        """
 @ranks(4)
 def test_fails(world):
-    try:
-        with world.subworld(2):
-            if world.rank == 3:
-                raise ValueError("outside")
-    finally:
+    with world.subworld(2):
         if world.rank == 3:
-            Path(TIMES).write_text(str(time.monotonic()))
+            raise ValueError("outside")
 
 @ranks(4)
 def test_after(world):
-    assert time.monotonic() - float(Path(TIMES).read_text()) < 3
+    assert reduce() == [4.0] * 4
+    time.sleep(0.6)
     assert reduce() == [4.0] * 4
 """
     )

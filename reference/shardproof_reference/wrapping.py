@@ -39,7 +39,8 @@ def wrap_fsdp1(
 
     Args:
         module: An unwrapped model.
-        strategy: Sharding strategy; NO_SHARD too, which torch has deprecated.
+        strategy: Sharding strategy; NO_SHARD too, which torch has deprecated. In a group of one
+            rank torch makes NO_SHARD of each.
         blocks: Classes whose instances become units.
         device: Where the shards live, `cpu` included.
         device_mesh: 2-D (replicate, shard) for the HYBRID strategies, else None: all ranks.
@@ -54,7 +55,7 @@ def wrap_fsdp1(
         wanted = "a 2-D device mesh (replicate, shard)" if strategy in _HYBRID else "no 2-D mesh"
         raise WrapError(f"{strategy.name} needs {wanted}, found {found}")
     _refuse_ties_across(module, blocks)
-    with _without_deprecation(strategy):
+    with _without_known_warnings():
         return FullyShardedDataParallel(
             module,
             sharding_strategy=strategy,
@@ -114,9 +115,9 @@ def _unit_of(name: str, units: Collection[str]) -> str:
 
 
 @contextmanager
-def _without_deprecation(strategy: ShardingStrategy) -> Iterator[None]:
-    """Wrap without torch's warning on NO_SHARD, which the caller has asked for by name."""
+def _without_known_warnings() -> Iterator[None]:
+    """Wrap without torch's warnings on NO_SHARD: it was asked for, or there is one rank."""
     with warnings.catch_warnings():
-        if strategy is ShardingStrategy.NO_SHARD:
-            warnings.filterwarnings("ignore", ".*NO_SHARD.*deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", ".*NO_SHARD.*deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "FSDP is switching to use `NO_SHARD`", UserWarning)
         yield

@@ -37,7 +37,7 @@ class Capability(enum.Enum):
 
     def missing(self, implementation: str) -> str:
         """Say why a case that needs it is unsupported."""
-        return f"{implementation} doesn't claim {self.value!r}: it {self.sentence}"
+        return f"{implementation} doesn't claim {self.value!r}, which {self.sentence}"
 
 
 DEFAULT_CAPABILITIES = frozenset(one for one in Capability if one.default)

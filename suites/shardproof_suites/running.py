@@ -93,11 +93,16 @@ def _of_failure(case: Case, implementation: type[Implementation], failure: RankF
     ends = [(rank, _end_of_rank(rank, implementation)) for rank in failure.ranks]
     told = [(rank, end) for rank, end in ends if end is not None]
     outcome = worst(end for _, end in told)
-    ranks = [rank.rank for rank, end in told if end == outcome]
-    head = f"{outcome} on {say_ranks(ranks)} of {len(failure.ranks)}"
-    if outcome.kind is Kind.VIOLATION:
-        head = f"{outcome} of clause {case.clause} on {say_ranks(ranks)} of {len(failure.ranks)}"
-    return Verdict(outcome, f"{head}\n{failure}")
+    ranks = [rank for rank, end in told if end == outcome]
+    clause = f" of clause {case.clause}" if outcome.kind is Kind.VIOLATION else ""
+    where = f"on {say_ranks(rank.rank for rank in ranks)} of {len(failure.ranks)}"
+    cause = next((f": {_cause(rank)}" for rank in ranks if rank.kind == "raised"), "")
+    return Verdict(outcome, f"{outcome}{clause} {where}{cause}\n{failure}")
+
+
+def _cause(rank: RankOutcome) -> str:
+    """Give the first line of what was raised, without the class that says who raised it."""
+    return rank.message.partition(": ")[2].partition("\n")[0]
 
 
 def _end_of_rank(rank: RankOutcome, implementation: type[Implementation]) -> Outcome | None:

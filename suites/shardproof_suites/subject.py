@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from shardproof import World, current_world
@@ -30,12 +32,14 @@ from shardproof_suites.training import Options, make_adamw, take_step
 from shardproof_suites.values import value_violations
 from shardproof_suites.violation import Code, Violation
 
+T = TypeVar("T")
+
 # Neither what a new optimizer counts from nor a step of the oracle.
 _POISON_STEP = 99
 
 
 class PrepareRaised(Exception):
-    """`prepare` or the constructor raised."""
+    """The constructor, `prepare` or a step with what it made raised."""
 
 
 class SaveRaised(Exception):
@@ -91,19 +95,19 @@ class Subject:
         found = load_implementation(setup.implementation)
         with _calling(PrepareRaised):
             self.implementation = found(setup.cell)
-            self.state: TrainState = self.implementation.prepare(
-                module, make_adamw(options), resume
-            )
+            state = self.implementation.prepare(module, make_adamw(options), resume)
+            self.state = _typed("prepare", TrainState, state)
 
     def step(self) -> None:
         """Train one step; collective."""
-        take_step(self.state, self._model, self._dtype, self.world.rank)
+        with _calling(PrepareRaised):
+            take_step(self.state, self._model, self._dtype, self.world.rank)
 
     def save(self) -> Ref:
         """Save, and wait until it is done; collective."""
         with _calling(SaveRaised):
             saved = self.implementation.save(self.state, self._root, 1)
-            return saved if isinstance(saved, Ref) else saved.wait()
+            return _typed("save", Ref, saved if isinstance(saved, Ref) else saved.wait())
 
     def load(self, ref: Ref) -> None:
         """Load in place; collective."""
@@ -148,11 +152,23 @@ class Subject:
         return optimizer_numbers(self.state.optimizers, live_parameters(self.state.modules))
 
 
+def _typed(call: str, wanted: type[T], found: T) -> T:
+    if not isinstance(found, wanted):
+        raise TypeError(f"{call} returned {type(found).__name__}, wanted {wanted.__name__}")
+    return found
+
+
 @contextmanager
 def _calling(error: type[Exception]) -> Iterator[None]:
-    """Tell what an implementation raises from what the suites raise."""
+    """Tell what an implementation raises from what the suites raise.
+
+    A warning is no error there, whatever the session's filters say: outcomes are the same
+    everywhere.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            yield
     except Unsupported:
         raise
     # torch's CheckpointException is a BaseException.

@@ -59,7 +59,7 @@ def test_a_relative_path_is_taken_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "Mine", "adapter:", ":Mine", "adapter:Mi ne"])
 def test_a_string_of_another_form_is_shown_the_right_one(text: str) -> None:
-    with pytest.raises(ImplementationNotFound, match="expected package.module:Class"):
+    with pytest.raises(ImplementationNotFound, match=r"expected package\.module:Class"):
         load_implementation(text)
 
 

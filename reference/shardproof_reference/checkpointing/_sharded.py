@@ -6,6 +6,7 @@ rank without a shard of some tensor for an old checkpoint and refuses it.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path as FilePath
 
 import torch
@@ -64,14 +65,22 @@ class ShardedSource:
         }
 
     def read(self, entries: Entries) -> None:
-        """Read what this rank's boxes need, straight into their memory."""
+        """Read what this rank's boxes need, straight into their memory.
+
+        Raises:
+            LoadError: The stored chunks don't hold each wanted element exactly once.
+        """
         found = self._metadata.state_dict_metadata
         items: list[ReadItem] = []
         for path, piece in entries.pieces.items():
             specification = found[key_of(path)]
             assert isinstance(specification, TensorStorageMetadata)
             chunks = [chunk_of(part) for part in piece.parts]
-            items += create_read_items_for_chunk_list(key_of(path), specification, chunks)
+            reads = create_read_items_for_chunk_list(key_of(path), specification, chunks)
+            wanted = sum(part.tensor.numel() for part in piece.parts)
+            if sum(math.prod(read.lengths) for read in reads) != wanted:
+                raise LoadError(f"{key_of(path)}: the checkpoint's chunks have gaps or overlap")
+            items += reads
         self._read(items, EntriesLoadPlanner(entries))
 
     def _read_objects(self) -> dict[str, object]:
