@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,12 @@ def _whole(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     save_checkpoint(folder / "sharded", model, optimizer, SHARDED)
     save_checkpoint(folder / "full", model, optimizer, FULL)
     options = StateDictOptions(full_state_dict=True)
-    return (
-        get_model_state_dict(model, options=options),
-        get_optimizer_state_dict(model, optimizer, options=options),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return (
+            get_model_state_dict(model, options=options),
+            get_optimizer_state_dict(model, optimizer, options=options),
+        )
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -47,26 +47,23 @@ def _refusal(
         (
             {"extra": True},
             {},
-            [
-                "model: model.extra is in the checkpoint only",
-                "optimizer state: extra is in the checkpoint only",
-            ],
+            ["model: model.extra is in the checkpoint only"],
         ),
         ({}, {"extra": True}, ["model: model.extra is missing in the checkpoint"]),
         (
             {"width": 4},
             {},
-            ["model.embed.weight is torch.float32 [7, 4] in the checkpoint, expected * [7, 5]"],
+            ["model.embed.weight is torch.float32 [7, 4] in the checkpoint"],
         ),
         (
             {"dtype": torch.bfloat16},
             {},
-            ["model.embed.weight is torch.bfloat16 [7, 5] in the checkpoint, expected *float32 *"],
+            ["model.embed.weight is torch.bfloat16 [7, 5] in the checkpoint"],
         ),
         (
             {"make": torch.optim.Adagrad},
             {},
-            ["parameter group 0: betas is missing in the checkpoint"],
+            ["parameter group 0: betas is missing in the checkpoint", "lr_decay"],
         ),
     ],
     ids=["unexpected", "missing", "shape", "dtype", "optimizer"],
@@ -84,9 +81,7 @@ def test_a_checkpoint_that_doesnt_fit_is_refused_before_anything_is_changed(
     folder = tmp_path / "checkpoint"
     launch(_save, folder, kind, state_dict_type, saved, world_size=2)
     messages = launch(_refusal, folder, kind, state_dict_type, stepped, loading, world_size=2)
-    for message in messages:
-        for problem in problems:
-            assert pytest.LineMatcher(message.splitlines()).fnmatch_lines([f"  {problem}"]) is None
+    assert [problem for problem in problems if problem not in messages[0]] == []
     assert messages[0] == messages[1]
     assert messages[0].startswith("rank 0: the checkpoint doesn't fit:")
 

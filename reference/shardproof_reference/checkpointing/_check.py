@@ -41,8 +41,8 @@ def check_fit(
             {key_of(path) for path in model.pieces},
         ),
         *_compare_kinds(stored, {**model.pieces, **state.pieces}),
-        *_compare_states(stored, optimizer, parameters),
         *_compare_groups(stored, optimizer, parameters),
+        *_compare_states(stored, optimizer, parameters),
     ]
     if problems:
         listed = problems[:_MOST_LISTED]
@@ -70,19 +70,19 @@ def _compare_kinds(stored: Mapping[Path, object], live: Mapping[Path, Piece]) ->
 def _compare_states(
     stored: Mapping[Path, object], optimizer: Optimizer, parameters: list[Parameter]
 ) -> Iterator[str]:
-    """Compare which parameters have a state, and of a state that there is, its names."""
+    """Compare which states a parameter has with those of the optimizer, or of its first one.
+
+    A parameter without any has never been stepped; one with some has lost others.
+    """
     states = state_by_name(stored)
-    trained = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    wanted = {
-        parameter.fqn
-        for parameter in parameters
-        if states and parameter.optimized.requires_grad and id(parameter.optimized) in trained
-    }
-    yield from _compare_names("optimizer state", set(states), wanted)
+    for fqn in sorted(states.keys() - {parameter.fqn for parameter in parameters}):
+        yield f"optimizer state: {fqn} is in the checkpoint only"
+    first = next(iter(states.values()), {})
     for parameter in filter(has_elements, parameters):
-        own, found = optimizer.state.get(parameter.optimized), states.get(parameter.fqn)
-        if own and found:
-            yield from _compare_names(f"state of {parameter.fqn}", set(found), map(str, own))
+        wanted = optimizer.state.get(parameter.optimized) or first
+        found = states.get(parameter.fqn)
+        if found:
+            yield from _compare_names(f"state of {parameter.fqn}", set(found), map(str, wanted))
 
 
 def _compare_groups(

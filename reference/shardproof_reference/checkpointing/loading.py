@@ -50,7 +50,7 @@ def load_checkpoint(
     target, state = agree(lambda: _prepare(source.stored, model, optimizer), LoadError)
     agree(lambda: source.read(target), LoadError)
     agree(lambda: check_same(target), LoadError)
-    optimizer.state.update(state)
+    _set_state(optimizer, state)
     _set_options(optimizer, source.stored)
 
 
@@ -73,6 +73,16 @@ def _prepare(
     return with_scratch(
         Entries(target.pieces | room.pieces, room.objects, target.same | room.same)
     ), state
+
+
+def _set_state(optimizer: Optimizer, state: State) -> None:
+    """Give each parameter its stored state, and none to those that have none."""
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor in state:
+                optimizer.state[tensor] = state[tensor]
+            else:
+                optimizer.state.pop(tensor, None)
 
 
 def _set_options(optimizer: Optimizer, stored: Mapping[tuple[str | int, ...], object]) -> None:

@@ -7,24 +7,25 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """A linear layer, a norm and a persistent buffer; one FSDP unit.
+    """A linear layer and a norm; one FSDP unit.
 
     Args:
         width: Size of the input and output.
+        scaled: Add `scale`, a persistent buffer of 3 elements.
     """
 
-    scale: torch.Tensor
+    scale: torch.Tensor | None
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, scaled: bool) -> None:
         super().__init__()
         self.lin = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
-        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("scale", torch.ones(3) if scaled else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, width) to (batch, width)."""
         hidden: torch.Tensor = self.norm(torch.tanh(self.lin(x)))
-        return hidden * self.scale.mean().to(x.dtype)
+        return hidden if self.scale is None else hidden * self.scale.mean().to(x.dtype)
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:

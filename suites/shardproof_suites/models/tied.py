@@ -11,14 +11,14 @@ _VOCABULARY = 11
 
 
 class Tied(nn.Module):
-    """Five parameters, one of them with two names, and a buffer; as in the golden checkpoints."""
+    """Five parameters, one of them with two names; as in the golden checkpoints."""
 
     _no_split_modules = ("Block",)
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(_VOCABULARY, 6)
-        self.blocks = nn.ModuleList([Block(6)])
+        self.blocks = nn.ModuleList([Block(6, scaled=False)])
         self.lm_head = nn.Linear(6, _VOCABULARY, bias=False)
         self.lm_head.weight = self.embed.weight
 

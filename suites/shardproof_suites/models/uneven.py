@@ -16,7 +16,7 @@ class Uneven(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(5, 7)
-        self.blocks = nn.ModuleList([Block(7), Block(7)])
+        self.blocks = nn.ModuleList([Block(7, scaled=True), Block(7, scaled=True)])
         self.head = nn.Linear(7, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
