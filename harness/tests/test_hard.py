@@ -197,9 +197,9 @@ from shardproof import _evidence
 answer = _evidence.answer_in_background
 
 def late(channel, stack_file, wake):
-    def wake_late():
+    def wake_late(*args):
         time.sleep(0.3)
-        wake()
+        wake(*args)
     answer(channel, stack_file, wake_late)
 
 _evidence.answer_in_background = late

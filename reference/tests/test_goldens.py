@@ -53,7 +53,7 @@ def _wrong(folder: Path, strategy: Strategy, world_size: int) -> list[str]:
         *buffer_shards(state.modules),
         *optimizer_shards(state.optimizers, parameters),
     ]
-    assert {shard.role for shard in shards} == {"param", "buffer", "exp_avg", "exp_avg_sq"}
+    assert {shard.role for shard in shards} >= {"param", "exp_avg", "exp_avg_sq"}
     wrong = [str(found) for shard in shards if (found := check(shard, ORACLE))]
     wrong += [str(one) for one in optimizer_numbers(state.optimizers, parameters) if one.get() != 3]
     group = state.optimizers[0].param_groups[0]

@@ -89,6 +89,31 @@ def _load_plain(folder: Path, state_dict_type: StateDictType, steps: int) -> Hel
     return snapshot(model, optimizer)
 
 
+def _save_unused(folder: Path) -> Held:
+    model, optimizer = build("fully-shard", extra=True)
+    train(model, optimizer)
+    save_checkpoint(folder, model, optimizer, SHARDED)
+    return snapshot(model, optimizer)
+
+
+def _load_unused(folder: Path) -> Held:
+    model, optimizer = build("fully-shard", seed=1, extra=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    load_checkpoint(folder, model, optimizer, SHARDED)
+    return snapshot(model, optimizer)
+
+
+def test_a_parameter_that_was_never_stepped_has_no_state_again(
+    launch: Launch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    saved = launch(_save_unused, folder, world_size=2)
+    assert not any(name.startswith("extra.") for name in saved[0])
+    assert launch(_load_unused, folder, world_size=2) == saved
+
+
 def _nested(folder: Path, reader: str) -> dict[str, Any]:
     """Read a checkpoint without a process group, as torch's tools do."""
     if reader == "torch.load":

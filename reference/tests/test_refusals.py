@@ -183,6 +183,12 @@ def _untie_full(folder: Path) -> None:
     torch.save(content, file)
 
 
+def _lose_state(folder: Path) -> None:
+    content = torch.load(folder / "optimizer.bin", weights_only=True)
+    del content["state"]["block.lin.bias"]["exp_avg"]
+    torch.save(content, folder / "optimizer.bin")
+
+
 def _drop_chunk(folder: Path) -> None:
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     metadata.state_dict_metadata["model.embed.weight"].chunks.pop()
@@ -197,9 +203,10 @@ def _drop_chunk(folder: Path) -> None:
         (SHARDED, _drop_chunk, "model.embed.weight: the checkpoint's chunks have gaps"),
         (FULL, _remove("optimizer.bin"), "no optimizer.bin; not a complete full checkpoint"),
         (FULL, _spoil_full, "UnpicklingError"),
+        (FULL, _lose_state, "state of block.lin.bias: exp_avg is missing in the checkpoint"),
         (FULL, _untie_full, "model.head.weight and model.embed.weight are one tensor"),
     ],
-    ids=["metadata", "file", "chunk", "optimizer", "code", "untied"],
+    ids=["metadata", "file", "chunk", "optimizer", "code", "state", "untied"],
 )
 def test_a_damaged_checkpoint_is_refused_on_every_rank(
     state_dict_type: StateDictType,

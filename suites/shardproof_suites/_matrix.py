@@ -21,15 +21,16 @@ class Matrix:
     """Collects the outcomes of a session's cases, from xdist's workers too."""
 
     def __init__(self) -> None:
+        # By node id, so that a test that is run again counts once.
         self._outcomes: dict[str, Outcome] = {}
-        self._places: dict[tuple[str, str], list[str]] = {}
+        self._places: dict[str, tuple[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a case's outcome from its report."""
         result = result_of(report)
         if result is not None:
             self._outcomes[report.nodeid] = Outcome.parse(result["outcome"])
-            self._places.setdefault((result["row"], result["column"]), []).append(report.nodeid)
+            self._places[report.nodeid] = result["row"], result["column"]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -56,19 +57,20 @@ class Matrix:
         return bool(outcomes) and all(outcome.kind is Kind.NOT_RUN for outcome in outcomes)
 
     def _lines(self) -> Iterable[str]:
-        rows = list(dict.fromkeys(row for row, _ in self._places))
-        columns = [name for name in _COLUMNS if any(name == column for _, column in self._places)]
+        places = self._places.values()
+        rows = list(dict.fromkeys(row for row, _ in places))
+        columns = [name for name in _COLUMNS if name in {column for _, column in places}]
         table = [["", *columns]]
         table += [[row, *(self._cell(row, column) for column in columns)] for row in rows]
-        widths = [max(len(line[index]) for line in table) for index in range(len(table[0]))]
+        widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
         for line in table:
             padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
             yield "  ".join(padded).rstrip()
 
     def _cell(self, row: str, column: str) -> str:
         """Give the worst outcome and how many of the cell's cases ended so."""
-        outcomes = [self._outcomes[node] for node in self._places.get((row, column), ())]
-        if not outcomes:
+        nodes = [node for node, place in self._places.items() if place == (row, column)]
+        if not nodes:
             return "-"
-        kind = worst(outcomes).kind
-        return f"{kind.value} {sum(one.kind is kind for one in outcomes)}/{len(outcomes)}"
+        kind = worst(self._outcomes[node] for node in nodes).kind
+        return f"{kind.value} {sum(self._outcomes[one].kind is kind for one in nodes)}/{len(nodes)}"

@@ -92,6 +92,8 @@ def _of_failure(case: Case, implementation: type[Implementation], failure: RankF
     """Read the ranks' ends; ranks that only lost their peers say nothing."""
     ends = [(rank, _end_of_rank(rank, implementation)) for rank in failure.ranks]
     told = [(rank, end) for rank, end in ends if end is not None]
+    if not told:
+        return Verdict(Outcome(Kind.HARNESS_ERROR, "no rank says why it failed"), str(failure))
     outcome = worst(end for _, end in told)
     ranks = [rank for rank, end in told if end == outcome]
     clause = f" of clause {case.clause}" if outcome.kind is Kind.VIOLATION else ""

@@ -47,7 +47,7 @@ class SaveRaised(Exception):
 
 
 class LoadRaised(Exception):
-    """`load_` raised."""
+    """`load_` raised, or `prepare` with a checkpoint to resume from."""
 
 
 RAISED = {
@@ -93,7 +93,7 @@ class Subject:
         module = self._model.build(self._dtype)
         self.expected = Expectation.of(module)
         found = load_implementation(setup.implementation)
-        with _calling(PrepareRaised):
+        with _calling(LoadRaised if resume else PrepareRaised):
             self.implementation = found(setup.cell)
             state = self.implementation.prepare(module, make_adamw(options), resume)
             self.state = _typed("prepare", TrainState, state)

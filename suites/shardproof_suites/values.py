@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -105,7 +106,8 @@ def _of_difference(found: Difference) -> tuple[Code, str, tuple[str, ...]]:
         details += [found.reason] if found.reason else []
     else:
         place = ",".join(map(str, found.index))
-        details.append(f"{found.wrong} elements are wrong, the first at global index [{place}]")
+        total = math.prod(found.found_shape)
+        details.append(f"{found.wrong} of {total} elements are wrong, the first at [{place}]")
         details.append(f"there wanted {found.expected}, found {found.found}")
     details += [f"origin: {found.origin}"] if found.origin else []
     return code, f"{found.role} of {found.fqn}", tuple(details)

@@ -120,7 +120,7 @@ def test_a_violation_is_told_and_can_be_rerun(pytester: pytest.Pytester) -> None
             "  exp_avg of embed.weight, on rank 0 of 2; in other elements also on rank 1",
             "    wanted torch.float32, local shape (33,)",
             "    found torch.float32, local shape (33,)",
-            "    33 elements are wrong, the first at global index [[]0,0[]]",
+            "    33 of 33 elements are wrong, the first at [[]0,0[]]",
             "    there wanted * (0x*), found * (0x*)",
             "    origin: *exp_avg_sq*",
             "  and 2 more: exp_avg of *",

@@ -11,6 +11,7 @@ from shardproof import Launch
 from shardproof_suites import _preload  # noqa: F401
 from shardproof_suites.cases._cells import cells
 from shardproof_suites.cell import Cell, Dtype, StateDictType, Strategy, default_mesh
+from shardproof_suites.expectation import Expectation
 from shardproof_suites.implementations import reference
 from shardproof_suites.live import (
     LiveParameter,
@@ -20,11 +21,13 @@ from shardproof_suites.live import (
     optimizer_shards,
     sharding_violations,
 )
+from shardproof_suites.models import ZOO, unit_classes
 from shardproof_suites.oracle import LocalShard, clean_name, expected
 from shardproof_suites.subject import Setup, Subject
 from shardproof_suites.training import SAVED_OPTIONS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 REFERENCE = f"{reference.__name__}:Reference"
@@ -79,9 +82,6 @@ def test_shards_hold_each_element_of_the_model_once_in_every_replica(
 
 
 def _catalogue(model: str) -> dict[tuple[str, str], int]:
-    from shardproof_suites.expectation import Expectation
-    from shardproof_suites.models import ZOO
-
     entries = Expectation.of(ZOO[model].build(torch.float32)).catalogue
     return {(one.role, one.fqn): torch.Size(one.shape).numel() for one in entries}
 
@@ -204,6 +204,24 @@ def test_too_few_units_are_found_out(launch: Launch, tmp_path: Path) -> None:
     setup = Setup(REFERENCE, cell, tmp_path)
     found = launch(_judged, setup, 4, cell, world_size=2)
     assert found == [[("wrong-units", "model")]] * 2
+
+
+def _ignoring(cell: Cell) -> Codes:
+    model = ZOO["uneven"].build(torch.float32)
+    wrapped = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy(set(unit_classes(model))),
+        device_id=torch.device("cpu"),
+        ignored_states=list(model.get_submodule("head").parameters()),
+    )
+    found = sharding_violations([wrapped], cell, 3)
+    return [(one.code.value, one.item) for one in found]
+
+
+def test_parameters_that_no_unit_has_are_found_out(launch: Launch) -> None:
+    left_out = [("wrong-local-size", f"parameter head.{name}") for name in ("weight", "bias")]
+    found = launch(_ignoring, _cell(Strategy.FULL_SHARD, 2), world_size=2)
+    assert found == [left_out] * 2
 
 
 def test_a_bare_module_is_found_out() -> None:

@@ -70,19 +70,22 @@ def _compare_kinds(stored: Mapping[Path, object], live: Mapping[Path, Piece]) ->
 def _compare_states(
     stored: Mapping[Path, object], optimizer: Optimizer, parameters: list[Parameter]
 ) -> Iterator[str]:
-    """Compare which states a parameter has with those of the optimizer, or of its first one.
+    """Compare which states a parameter has with those of the optimizer, or of its group.
 
     A parameter without any has never been stepped; one with some has lost others.
     """
     states = state_by_name(stored)
     for fqn in sorted(states.keys() - {parameter.fqn for parameter in parameters}):
         yield f"optimizer state: {fqn} is in the checkpoint only"
-    first = next(iter(states.values()), {})
-    for parameter in filter(has_elements, parameters):
-        wanted = optimizer.state.get(parameter.optimized) or first
-        found = states.get(parameter.fqn)
-        if found:
-            yield from _compare_names(f"state of {parameter.fqn}", set(found), map(str, wanted))
+    for group in optimizer.param_groups:
+        trained = set(map(id, group["params"]))
+        members = [one for one in parameters if id(one.optimized) in trained]
+        first = next((states[one.fqn] for one in members if one.fqn in states), {})
+        for member in filter(has_elements, members):
+            wanted = optimizer.state.get(member.optimized) or first
+            found = states.get(member.fqn)
+            if found:
+                yield from _compare_names(f"state of {member.fqn}", set(found), map(str, wanted))
 
 
 def _compare_groups(

@@ -16,7 +16,7 @@ def _round_trip(cell: Cell, trip: Trip) -> Case:
     return Case(
         id=f"roundtrip/{size}-to-{size}/{cell.name}/{trip.name}",
         clause="loading.2" if trip.stepped else "loading.1",
-        capability=Capability[cell.state_dict_type.name],
+        capability=(Capability.LOAD if trip.stepped else Capability[cell.state_dict_type.name]),
         tier=Tier.SMOKE if plain else Tier.CORE,
         cells=(cell, cell),
         check=check_round_trip,

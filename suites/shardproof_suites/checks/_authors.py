@@ -36,6 +36,6 @@ def author(file: Path) -> int:
 
 
 def files_of(folder: Path, rank: int) -> list[Path]:
-    """List the files below a folder that a rank created."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    return [file for file in files if author(file) == rank]
+    """List the files that a rank created: one, or those below a folder."""
+    found = [folder] if folder.is_file() else sorted(folder.rglob("*"))
+    return [file for file in found if file.is_file() and author(file) == rank]

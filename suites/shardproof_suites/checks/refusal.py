@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardproof_suites.checks.round_trip import Trip, save_stage
+from shardproof_suites.checks.round_trip import Trip, loads_in_place, save_stage
 from shardproof_suites.subject import LoadRaised, Setup, Subject
 from shardproof_suites.training import LOADING_OPTIONS
 from shardproof_suites.violation import Code, Violation
@@ -27,9 +27,11 @@ def check_refused_load(run: Run, case: Case) -> Sequence[Sequence[Violation]]:
 
 def refused_load_stage(setup: Setup, trip: Trip, ref: Ref, clause: str) -> list[Violation]:
     """On a rank: load, and find a violation if that works."""
-    subject = Subject(setup, trip.model, LOADING_OPTIONS)
     try:
-        subject.load(ref)
+        if loads_in_place(setup):
+            Subject(setup, trip.model, LOADING_OPTIONS).load(ref)
+        else:
+            Subject(setup, trip.model, LOADING_OPTIONS, resume=ref)
     except LoadRaised:
         return []
     details = f"wanted an error on loading into {setup.cell.dtype.value}", "found none"

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardproof_suites.capability import Capability
 from shardproof_suites.cell import StateDictType
 from shardproof_suites.checks._authors import UNKNOWN, files_of, signed
 from shardproof_suites.checks._share import share_violations
 from shardproof_suites.implementation import Ref
+from shardproof_suites.importing import load_implementation
 from shardproof_suites.subject import Setup, Subject
 from shardproof_suites.training import LOADING_OPTIONS, SAVED_OPTIONS
 from shardproof_suites.violation import Violation
@@ -81,6 +83,9 @@ def save_stage(setup: Setup, trip: Trip) -> Saved:
 
 def load_stage(setup: Setup, trip: Trip, ref: Ref, clause: str) -> list[Violation]:
     """On a rank of another launch: make everything wrong, load, compare."""
+    if not trip.stepped and not loads_in_place(setup):
+        subject = Subject(setup, trip.model, LOADING_OPTIONS, resume=ref)
+        return [*subject.wrong_sharding(), *subject.wrong_values(clause)]
     subject = Subject(setup, trip.model, LOADING_OPTIONS)
     found = subject.wrong_sharding()
     if subject.anyone(found):
@@ -90,6 +95,11 @@ def load_stage(setup: Setup, trip: Trip, ref: Ref, clause: str) -> list[Violatio
     subject.poison()
     subject.load(ref)
     return [*subject.wrong_sharding(), *subject.wrong_values(clause)]
+
+
+def loads_in_place(setup: Setup) -> bool:
+    """Say whether the implementation loads after wrapping; else it loads while it wraps."""
+    return Capability.LOAD in load_implementation(setup.implementation).capabilities
 
 
 def _wrong_share(subject: Subject, ref: Ref) -> list[Violation]:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardproof_suites.cell import Cell, Strategy
+from shardproof_suites.live._parameters import live_parameters
 from shardproof_suites.oracle import clean_name
 from shardproof_suites.violation import Code, Violation
 
@@ -41,9 +42,9 @@ def sharding_violations(modules: Sequence[nn.Module], cell: Cell, units: int) ->
     for name, module in found:
         if isinstance(module, FullyShardedDataParallel):
             violations += _flat_unit(name or "root", module, cell)
-    if cell.strategy.fsdp_version == 2:
-        for root in modules:
-            violations += _dtensors(root, cell)
+    for root in modules:
+        check = _dtensors if cell.strategy.fsdp_version == 2 else _left_out
+        violations += check(root, cell)
     return violations
 
 
@@ -74,6 +75,14 @@ def _flat_unit(name: str, unit: FullyShardedDataParallel, cell: Cell) -> Iterato
     if local != -(-whole // shards):
         details = f"wanted {-(-whole // shards)} of {whole} elements", f"found {local}"
         yield _violation(Code.WRONG_LOCAL_SIZE, f"unit {name}", *details)
+
+
+def _left_out(root: nn.Module, cell: Cell) -> Iterator[Violation]:
+    """Find parameters that are whole on every rank, as those that no unit has taken in are."""
+    for one in live_parameters([root]) if cell.shard_group_size > 1 else ():
+        if not isinstance(one.shard.offset, int):
+            details = "wanted a part of a flat parameter", "found it whole on every rank"
+            yield _violation(Code.WRONG_LOCAL_SIZE, f"parameter {one.names[0]}", *details)
 
 
 def _fsdp1_strategy(cell: Cell) -> ShardingStrategy:
