@@ -168,8 +168,8 @@ class Controller:
             return ranks.finish()
         try:
             return [] if ranks.whole else ranks.restore()
-        except StartError:
-            return []  # the next test starts them anew, and tells if that fails too
+        except StartError as error:
+            return [f"{error}\nThe next test starts ranks anew."]
 
     def _next_index(self, item: pytest.Item, nextitem: pytest.Item | None) -> int | None:
         """Return the next item that the same warm ranks will run, for their wider fixtures."""

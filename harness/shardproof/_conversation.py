@@ -69,7 +69,7 @@ class Conversation:
     ) -> list[Ending]:
         """Give the command; return when every rank has ended it, died or been killed."""
         for rank in self._ranks:
-            rank.tell(kind, payload, **fields)
+            rank.tell(kind, payload, work=self._began_ns, **fields)
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._zygote, selectors.EVENT_READ)
@@ -191,7 +191,7 @@ class Conversation:
         for rank in self._pending():
             if rank.rank in self._arrived:
                 rank.tell("abandon")
-            rank.wake()
+            rank.wake(self._began_ns)
 
     def _kill_pending(self, why: str) -> None:
         """Take every pending rank's evidence, then kill them all."""

@@ -51,25 +51,26 @@ class Evidence:
     note: str = ""
 
 
-def answer_in_background(channel: Channel, stack_file: int, wake: Callable[[], None]) -> None:
+def answer_in_background(channel: Channel, stack_file: int, wake: Callable[[int], None]) -> None:
     """In a rank: answer requests for evidence for as long as the process lives.
 
     Args:
         channel: Where requests come from and answers go.
         stack_file: Descriptor of the file that stacks are written to.
-        wake: Ends whatever the main thread waits for from other ranks.
+        wake: Called with the number of a piece of work; ends whatever the main thread waits for
+            from other ranks, if it still does that work.
     """
     faulthandler.enable(file=stack_file, all_threads=True)
     faulthandler.register(STACK_SIGNAL, file=stack_file, all_threads=True)
     threading.Thread(target=_answer, args=(channel, wake), name=_THREAD_NAME, daemon=True).start()
 
 
-def _answer(channel: Channel, wake: Callable[[], None]) -> None:
+def _answer(channel: Channel, wake: Callable[[int], None]) -> None:
     try:
         while True:
             request = channel.receive()
             if request.kind == "wake":
-                wake()
+                wake(request.fields["work"])
             else:
                 channel.send("record", **_flight_record(request.fields["since_ns"]))
     except (EOFError, ChannelError, OSError):

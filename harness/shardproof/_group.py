@@ -57,6 +57,10 @@ def form(place: Place, store: str, timeout: float) -> None:
 
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.world_size))
     os.environ.update(LOCAL_RANK=str(place.rank), LOCAL_WORLD_SIZE=str(place.world_size))
+    if not dist.is_initialized():
+        # A formation that failed half way has counted a group, and groups find each other in
+        # the store by that count.
+        dist.distributed_c10d._world.group_count = 0
     device = torch.device(place.device)
     file_store = dist.FileStore(store, place.world_size)  # type: ignore[attr-defined]
     file_store.set_timeout(timedelta(seconds=timeout))

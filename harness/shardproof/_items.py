@@ -49,7 +49,10 @@ class ItemRunner:
             # module has no name of its own in a worker.
             if type(plugin).__name__ == "WorkerInteractor":
                 manager.unregister(plugin)
-        manager.unregister(name="shardproof-controller")
+        # A debugger would read a terminal that ranks don't have.
+        for name in ("shardproof-controller", "pdbinvoke", "pdbtrace"):
+            if manager.has_plugin(name):
+                manager.unregister(name=name)
         manager.register(self, "shardproof-rank")
         _use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 

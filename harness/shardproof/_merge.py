@@ -30,6 +30,7 @@ class Problem:
 
     Attributes:
         rank: The rank.
+        phase: In which phase.
         at: When, in monotonic seconds.
         secondary: It only follows from another rank's failure.
         report: pytest's report, or None for a rank that died or was killed.
@@ -37,6 +38,7 @@ class Problem:
     """
 
     rank: int
+    phase: str
     at: float
     secondary: bool
     report: pytest.TestReport | None
@@ -71,6 +73,8 @@ class Merger:
 
     def _phase(self, phase: str, after_failure: bool) -> pytest.TestReport | None:
         reports = [by_phase[phase] for by_phase in self._reports if phase in by_phase]
+        if not reports and not any(ending.death for ending in self._endings):
+            return None  # --setup-only has no call
         everywhere = len(reports) == len(self._endings)
         kinds = {_kind(report) for report in reports}
         problems = self._problems(phase)
@@ -95,18 +99,10 @@ class Merger:
             if failed and _kind(failed[0]) == "failed":
                 found.append(_failed(ending, failed[0]))
             elif ending.death and _ended_in(by_phase) in phases:
-                found.append(self._lost(ending))
-        if phase == "setup" and not any(
-            _in_setup(problem, self._reports[index]) for index, problem in self._by_index(found)
-        ):
-            return []
-        return found
+                found.append(self._lost(ending, _ended_in(by_phase)))
+        return found if any(problem.phase == phase for problem in found) else []
 
-    def _by_index(self, problems: list[Problem]) -> list[tuple[int, Problem]]:
-        index = {ending.rank: place for place, ending in enumerate(self._endings)}
-        return [(index[problem.rank], problem) for problem in problems]
-
-    def _lost(self, ending: Ending) -> Problem:
+    def _lost(self, ending: Ending, phase: str) -> Problem:
         at = ending.failed_at or 0.0
         if ending.killed == "deadline":
             text = hang(self._endings, self._timeout, "the test")
@@ -114,7 +110,7 @@ class Merger:
             text = f"rank {ending.rank} went on after another rank had failed, and was ended"
         else:
             text = death(ending)
-        return Problem(ending.rank, at, ending.killed == "grace", None, text)
+        return Problem(ending.rank, phase, at, ending.killed == "grace", None, text)
 
     def _failure(self, phase: str, problems: list[Problem]) -> pytest.TestReport:
         problems.sort(key=lambda problem: (problem.secondary, problem.at))
@@ -247,18 +243,13 @@ def _as_passed(reports: Sequence[pytest.TestReport]) -> pytest.TestReport:
 
 def _failed(ending: Ending, report: pytest.TestReport) -> Problem:
     at, lost_peer = report.ranks_facts
-    return Problem(ending.rank, at or 0.0, bool(lost_peer), report, str(report.longrepr))
+    text = str(report.longrepr)
+    return Problem(ending.rank, str(report.when), at or 0.0, bool(lost_peer), report, text)
 
 
 def _ended_in(by_phase: dict[str, pytest.TestReport]) -> str:
     """Return the phase in which a rank died: the first that it sent no report of."""
     return next((phase for phase in _PHASES if phase not in by_phase), "teardown")
-
-
-def _in_setup(problem: Problem, by_phase: dict[str, pytest.TestReport]) -> bool:
-    if problem.report is not None:
-        return problem.report.when == "setup"
-    return _ended_in(by_phase) == "setup"
 
 
 def _last_sections(

@@ -58,10 +58,10 @@ class RankProcess:
         with suppress(ChannelError):
             self.channel.send(kind, payload, **fields)
 
-    def wake(self) -> None:
-        """End whatever the rank waits for from other ranks."""
+    def wake(self, work: int) -> None:
+        """End whatever the rank waits for from other ranks, if it still does that work."""
         with suppress(ChannelError):
-            self.evidence.send("wake")
+            self.evidence.send("wake", work=work)
 
     def testify(self, since_ns: int) -> Evidence:
         """Ask the rank what it is doing; collectives begun before `since_ns` don't matter."""

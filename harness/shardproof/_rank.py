@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import Any, NoReturn
@@ -73,9 +74,9 @@ class Rank:
         self._dropped = False
         _group.export(spec["port"])
         side = Channel(socket.socket(fileno=evidence))
-        _evidence.answer_in_background(
-            side, stack_file, lambda: _group.cut(self._keep, self._store)
-        )
+        self._work = 0
+        self._working = threading.Lock()
+        _evidence.answer_in_background(side, stack_file, self._wake)
         _world.enter(self._place, self._reform)
         self._items = ItemRunner(session, self._channel, self._place, spec["basetemp"], self.fail)
         self._channel.send("ready", captured=captured)
@@ -97,10 +98,18 @@ class Rank:
         """Do what the controller asks until it says that this was all."""
         while True:
             message = self._channel.receive()
+            with self._working:
+                self._work = message.fields.pop("work")
             if message.kind == "finish":
                 self._channel.send("done", errors=self._items.end_fixtures())
                 return
             getattr(self, f"_on_{message.kind}")(message)
+
+    def _wake(self, work: int) -> None:
+        """On the evidence thread: end this rank's waiting, unless that is over already."""
+        with self._working:
+            if work == self._work:
+                _group.cut(self._keep, self._store)
 
     def _on_form(self, message: Message) -> None:
         """Leave what is left of the old group and form the whole one."""

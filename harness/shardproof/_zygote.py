@@ -53,6 +53,7 @@ class Zygote:
         self._socket = ours
         self._timeout = timeout
         self._exits: dict[int, int] = {}
+        self._scratch = ""
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = _fork()
@@ -65,7 +66,7 @@ class Zygote:
             self.stop()
             raise StartError(hello["error"])
         self.facts: dict[str, Any] = hello["facts"]
-        self._scratch: str = hello["scratch"]
+        self._scratch = hello["scratch"]
         self._stores = itertools.count()
 
     def fileno(self) -> int:
@@ -100,12 +101,12 @@ class Zygote:
         """End the zygote and all ranks; returns when they are gone."""
         self._socket.close()  # the zygote reads an end of file, and kills what is left
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            if os.waitpid(self.pid, os.WNOHANG)[0]:
-                return
+        while not os.waitpid(self.pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.002)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        if self._scratch:  # one that was killed could not
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _reply(self, key: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._timeout

@@ -172,3 +172,26 @@ def test_module_group_is_made_anew(world, pair, mesh):
 
 def test_groups_of_tests_and_of_wider_fixtures(inner: Inner) -> None:
     inner.run(GROUPS).result.assert_outcomes(passed=7)
+
+
+FORMING = """
+from datetime import timedelta
+
+@ranks(2)
+def test_own_group_does_not_form(world):
+    dist.destroy_process_group()
+    if world.rank == 0:
+        store, wait = dist.HashStore(), timedelta(seconds=0.5)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=wait)
+
+@ranks(2)
+def test_has_the_group_of_all_again():
+    assert reduce() == [2.0] * 4
+"""
+
+
+def test_group_that_does_not_form_is_no_hindrance(inner: Inner) -> None:
+    # torch counts it, and names the next group by that count: other than its peers do.
+    session = inner.run(FORMING, timeout=40)
+    session.match_failure("test_own_group_does_not_form", "*(rank 0 of 2)*")
+    session.result.assert_outcomes(passed=1, failed=1)

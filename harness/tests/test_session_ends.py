@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -72,13 +73,33 @@ def running(inner: Inner, source: str, *args: str) -> Iterator[subprocess.Popen[
             process.kill()
 
 
-WAITS = """
+# Where the ranks rendezvous is a folder outside of TMPDIR: in memory.
+STORE = """
+def store_folder():
+    store = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return Path(store.path).parent
+"""
+
+WAITS = (
+    STORE
+    + """
 @ranks(2)
 def test_waits(world):
+    Path(os.environ["HOME"], "store").write_text(str(store_folder()))
     subprocess.Popen(["setsid", "sleep", "600"])
     Path(os.environ["INSIDE"], str(world.rank)).touch()
     time.sleep(600)
 """
+)
+
+
+def store_is_gone(inner: Inner) -> bool:
+    """Say whether the folder that a test has written the name of is gone."""
+    folder = Path((inner.path / "store").read_text())
+    assert folder.is_absolute()
+    return not folder.exists()
 
 
 def test_interrupt_ends_everything(inner: Inner) -> None:
@@ -88,6 +109,7 @@ def test_interrupt_ends_everything(inner: Inner) -> None:
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     pytest.LineMatcher(output.splitlines()).fnmatch_lines(["!* KeyboardInterrupt !*"])
     nothing_left(inner.token, inner.temporary)
+    assert store_is_gone(inner)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -97,14 +119,19 @@ def test_ranks_end_with_the_session_that_is_killed(inner: Inner, signum: int) ->
         process.send_signal(signum)
         process.wait(timeout=10)
         nothing_left(inner.token, inner.temporary, within=2)
+        assert store_is_gone(inner)
 
 
 def test_killed_zygote_is_told(inner: Inner) -> None:
     session = inner.run(
-        """
+        STORE
+        + """
 @ranks(2)
 def test_kills_its_parent(world):
     reduce()
+    world.barrier()
+    Path(os.environ["HOME"], "store").write_text(str(store_folder()))
+    world.barrier()
     if world.rank == 0:
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(1)
@@ -122,3 +149,4 @@ def test_ordinary():
     assert "passed" not in session.status("test_kills_its_parent")
     assert "the zygote ended" in session.text + session.result.stderr.str()
     assert "INTERNALERROR" not in session.text
+    assert store_is_gone(inner)

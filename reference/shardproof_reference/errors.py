@@ -12,7 +12,20 @@ from __future__ import annotations
 
 
 class CheckpointError(Exception):
-    """Base of the errors that the reference raises itself."""
+    """Base of the errors that the reference raises itself.
+
+    Attributes:
+        message: What is wrong.
+        rank: The first rank that found it, once all of them know.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message, rank)
+        self.message = message
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
 
 
 class WrapError(CheckpointError):

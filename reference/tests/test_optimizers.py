@@ -12,6 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from shardproof import Launch
 from shardproof_reference import load_checkpoint, save_checkpoint
+from shardproof_reference.checkpointing._parameters import parameters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -20,7 +22,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import StateDictType
 
-from ._models import FULL, KINDS, SHARDED, TYPES, build, names_in, snapshot, train
+from ._models import (
+    FULL,
+    KINDS,
+    SHARDED,
+    TYPES,
+    Model,
+    build,
+    names_in,
+    snapshot,
+    train,
+    wrap,
+)
 
 OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, lr=1e-2),
@@ -112,6 +125,18 @@ def test_a_parameter_that_was_never_stepped_has_no_state_again(
     saved = launch(_save_unused, folder, world_size=2)
     assert not any(name.startswith("extra.") for name in saved[0])
     assert launch(_load_unused, folder, world_size=2) == saved
+
+
+def _names(kind: str) -> list[tuple[str, ...]]:
+    model = Model()
+    model.block.lin = checkpoint_wrapper(model.block.lin)  # type: ignore[assignment]
+    return [(one.fqn, *one.aliases) for one in parameters(wrap(model, kind))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_the_unwrapped_models(kind: str, launch: Launch) -> None:
+    names = [("embed.weight", "head.weight"), ("block.lin.weight",), ("block.lin.bias",)]
+    assert launch(_names, kind, world_size=2) == [names] * 2
 
 
 def _nested(folder: Path, reader: str) -> dict[str, Any]:

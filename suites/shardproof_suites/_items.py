@@ -49,7 +49,7 @@ def annotate(item: pytest.Item, report: pytest.TestReport) -> None:
         result = {
             "case": case.id,
             "outcome": str(item.stash.get(OUTCOME, unknown)),
-            "row": f"{cell.strategy.value} {cell.dtype.value}",
+            "row": cell.row,
             "column": cell.state_dict_type.name,
         }
         report.user_properties.append((PROPERTY, result))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardproof_suites._items import result_of
+from shardproof_suites.cell import Dtype, StateDictType, Strategy
 from shardproof_suites.outcome import Kind, Outcome, worst
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-_COLUMNS = ("FULL", "SHARDED", "LOCAL")
+_ROWS = [f"{strategy.value} {dtype.value}" for strategy in Strategy for dtype in Dtype]
+_COLUMNS = [kind.name for kind in StateDictType]
 
 
 class Matrix:
@@ -58,7 +60,7 @@ class Matrix:
 
     def _lines(self) -> Iterable[str]:
         places = self._places.values()
-        rows = list(dict.fromkeys(row for row, _ in places))
+        rows = [name for name in _ROWS if name in {row for row, _ in places}]
         columns = [name for name in _COLUMNS if name in {column for _, column in places}]
         table = [["", *columns]]
         table += [[row, *(self._cell(row, column) for column in columns)] for row in rows]

@@ -95,6 +95,11 @@ class Cell:
         kept = {None: [], False: ["flat"], True: ["orig"]}[self.use_orig_params]
         return "-".join([self.strategy.value, *kept, self.dtype.value])
 
+    @property
+    def row(self) -> str:
+        """Name its row of the matrix."""
+        return f"{self.strategy.value} {self.dtype.value}"
+
     def at(self, world_size: int) -> Cell:
         """Give the same cell at another world size, on the mesh that it usually has there."""
         mesh = default_mesh(self.strategy, world_size)

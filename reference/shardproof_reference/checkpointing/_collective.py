@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,31 +13,32 @@ from shardproof_reference.errors import CheckpointError
 
 T = TypeVar("T")
 
+Failure: TypeAlias = tuple[str, int]
+
 
 def agree(action: Callable[[], T], error: type[CheckpointError]) -> T:
     """Run something on each rank; where it fails on one, raise that rank's message on all.
 
     The action may be collective itself, as long as it fails on all ranks or waits for none.
     """
-    result, message = _attempt(action)
-    messages: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, message)
-    for rank, text in enumerate(messages):
-        if text is not None:
-            raise error(f"rank {rank}: {text}")
+    result, failure = _attempt(action)
+    failures: list[Failure | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for one in failures:
+        if one is not None:
+            raise error(*one)
     return result[0]
 
 
 def on_rank_0(action: Callable[[], T], error: type[CheckpointError]) -> T:
     """Run something on rank 0 and give its result, or raise its error, on every rank."""
-    outcome: list[object] = [None, None]
+    outcome: list[tuple[list[T], Failure | None]] = [([], None)]
     if dist.get_rank() == 0:
-        result, message = _attempt(action)
-        outcome = [result, message]
+        outcome = [_attempt(action)]
     dist.broadcast_object_list(outcome)
-    result, message = outcome  # type: ignore[assignment]
-    if message is not None:
-        raise error(f"rank 0: {message}")
+    result, failure = outcome[0]
+    if failure is not None:
+        raise error(*failure)
     return result[0]
 
 
@@ -48,13 +49,15 @@ def wire_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _attempt(action: Callable[[], T]) -> tuple[list[T], str | None]:
+def _attempt(action: Callable[[], T]) -> tuple[list[T], Failure | None]:
+    """Give a result, or the message of an error and the rank that it comes from."""
+    own = dist.get_rank()
     try:
         return [action()], None
     except CheckpointError as error:
-        return [], str(error)
+        return [], (error.message, own if error.rank is None else error.rank)
     except CheckpointException as error:  # torch's, a BaseException; its own text is tracebacks
         rank, (cause, _) = next(iter(error.failures.items()))
-        return [], f"rank {rank}: {type(cause).__name__}: {cause}"
+        return [], (f"{type(cause).__name__}: {cause}", rank)
     except Exception as error:
-        return [], f"{type(error).__name__}: {error}"
+        return [], (f"{type(error).__name__}: {error}", own)

@@ -143,18 +143,18 @@ class _Room:
         """Make room for one state of one parameter."""
         path: Path = (*STATE, parameter.fqn, name)
         new = self.state.setdefault(parameter.optimized, {})
-        shared = name in new
         if not isinstance(found, TensorSpec):
             self.entries.objects[path] = new.setdefault(name, found)
             return
-        tensor = new.setdefault(name, self._tensor(path, found, parameter))
+        if name not in new:
+            new[name] = self._tensor(path, found, parameter)
+        tensor = new[name]
         assert isinstance(tensor, torch.Tensor)
         self.entries.pieces[path] = _piece(path, tensor, parameter)
-        if shared and tensor.dim() == 0:
+        first = self._first.setdefault((parameter.optimized, name), path)
+        if tensor.dim() == 0 and first != path:
             # One number for all that a flat parameter stands for: the checkpoint must agree.
-            self.entries.same[path] = self._first[parameter.optimized, name]
-        else:
-            self._first[parameter.optimized, name] = path
+            self.entries.same[path] = first
 
     def _tensor(self, path: Path, spec: TensorSpec, parameter: Parameter) -> torch.Tensor:
         own = self._optimizer.state.get(parameter.optimized, {}).get(str(path[-1]))

@@ -86,8 +86,8 @@ def _flat_parameters(handle: Any, prefix: str) -> Iterator[Parameter]:
         place = RangePlace(shape, start, slice(offset, offset + count))
         whole = RangePlace(shape, start, slice(0, count))
         yield Parameter(
-            fqn=prefix + fqn,
-            aliases=tuple(prefix + alias for alias in aliases.get(fqn, ())),
+            fqn=clean_name(prefix + fqn),
+            aliases=tuple(clean_name(prefix + alias) for alias in aliases.get(fqn, ())),
             optimized=flat._params[index] if handle._use_orig_params else flat,
             memory=memory.detach(),
             place=place,

@@ -114,6 +114,7 @@ def _parts(entries: Entries) -> dict[tuple[str, tuple[int, ...]], torch.Tensor]:
 
 
 def chunk_of(part: Part) -> ChunkStorageMetadata:
+    """Write a box as DCP does."""
     return ChunkStorageMetadata(torch.Size(part.offsets), part.tensor.size())
 
 

@@ -1,4 +1,4 @@
-"""Load a model and its optimizer, in place and all or nothing."""
+"""Load a model and its optimizer in place, once it is known that all of it fits."""
 
 from __future__ import annotations
 
