@@ -14,9 +14,11 @@ from shardproof._evidence import Evidence
 from shardproof._process import RankProcess
 from shardproof._zygote import Zygote
 
-# Once a test has failed, its other ranks get this long to notice that their peer is gone by
-# themselves, and this long to end after they were woken.
+# Seconds after a rank has failed: until when the others should have noticed by themselves; when
+# one that still waits in a collective will not wake any more (gloo can lose a wake-up); and how
+# long the others may go on.
 _NOTICE = 0.3
+_STUCK = 1.0
 GRACE = 5.0
 
 
@@ -61,6 +63,7 @@ class Conversation:
         self._endings = {rank.rank: Ending(rank.rank) for rank in self._ranks}
         self._arrived: set[int] = set()
         self._woken = False
+        self._looked = False
         self._killed_at: float | None = None
         self._began_ns = time.time_ns()
 
@@ -141,6 +144,8 @@ class Conversation:
             return self._killed_at + GRACE
         trouble, wake = self._trouble(), self._wake_at()
         checks = [deadline] if trouble is None else [deadline, trouble + GRACE]
+        if trouble is not None and not self._looked:
+            checks.append(trouble + _STUCK)
         return min(checks if wake is None else [*checks, wake])
 
     def _notice_deaths(self) -> None:
@@ -177,6 +182,8 @@ class Conversation:
             self._kill_pending("grace")
         elif wake is not None and now >= wake:
             self._wake_pending()
+        elif trouble is not None and now >= trouble + _STUCK and not self._looked:
+            self._kill_stuck()
 
     def _give_up(self) -> None:
         """Go on without the ranks that not even SIGKILL has ended (an uninterruptible wait)."""
@@ -192,6 +199,16 @@ class Conversation:
             if rank.rank in self._arrived:
                 rank.tell("abandon")
             rank.wake(self._began_ns)
+
+    def _kill_stuck(self) -> None:
+        """Kill the ranks that wait in a collective still: their peers are gone."""
+        self._looked = True
+        for rank in self._pending():
+            evidence = rank.testify(self._began_ns)
+            if evidence.waiting:
+                ending = self._endings[rank.rank]
+                ending.evidence, ending.killed = evidence, "grace"
+                self._zygote.kill(rank.pid)
 
     def _kill_pending(self, why: str) -> None:
         """Take every pending rank's evidence, then kill them all."""

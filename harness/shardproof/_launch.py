@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from shardproof._report import death, fold, fold_alike, hang, say_ranks
+from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ranks
 from shardproof.errors import RankFailure, RankOutcome
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _outcome(ending: Ending) -> RankOutcome:
     if ending.killed == "deadline":
         return RankOutcome(ending.rank, "timeout", "did not end in time")
     if ending.killed:
-        return RankOutcome(ending.rank, "woken", "went on after another rank had failed")
+        return RankOutcome(ending.rank, "woken", ended_late(ending))
     if ending.death:
         return RankOutcome(ending.rank, "died", ending.death, detail=death(ending))
     assert ending.done is not None

@@ -17,7 +17,7 @@ from _pytest._code.code import (
 )
 
 from shardproof._conversation import Ending
-from shardproof._report import death, fold, fold_alike, hang, say_ranks
+from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ranks
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
@@ -107,7 +107,7 @@ class Merger:
         if ending.killed == "deadline":
             text = hang(self._endings, self._timeout, "the test")
         elif ending.killed:
-            text = f"rank {ending.rank} went on after another rank had failed, and was ended"
+            text = f"rank {ending.rank} {ended_late(ending)}"
         else:
             text = death(ending)
         return Problem(ending.rank, phase, at, ending.killed == "grace", None, text)

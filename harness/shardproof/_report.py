@@ -108,6 +108,13 @@ def _stack(ending: Ending) -> str:
     return f"{state}, the innermost call first:\n{evidence.stack}"
 
 
+def ended_late(ending: Ending) -> str:
+    """Tell why a rank was ended after another one had failed, without naming it."""
+    if ending.evidence is not None and ending.evidence.waiting:
+        return f"lost a peer (and did not wake from {ending.evidence.waiting[-1]})"
+    return "went on after another rank had failed, and was ended"
+
+
 def death(ending: Ending) -> str:
     """Tell how a rank died, with the stack of a fatal signal where there is one."""
     text = f"rank {ending.rank} {ending.death}"

@@ -234,7 +234,9 @@ def followed_ranks(text: str) -> set[int]:
     """Return the ranks that the section 'followed from it' names as having lost a peer."""
     section = text.partition("followed from it")[2]
     found: set[int] = set()
-    for names in re.findall(r"^ranks? ([\d, -]+): \S+:\d+: lost a peer", section, re.MULTILINE):
+    for names in re.findall(
+        r"^ranks? ([\d, -]+): (?:\S+:\d+: )?lost a peer", section, re.MULTILINE
+    ):
         for span in names.split(", "):
             first, _, last = span.partition("-")
             found.update(range(int(first), int(last or first) + 1))
