@@ -33,13 +33,6 @@ class Controller:
         self._marks = [RanksMark.of(item) for item in session.items]
         self._launched = 0
 
-    @property
-    def needed(self) -> bool:
-        """Whether any item runs on ranks, so far as collection can tell."""
-        return any(self._marks) or any(
-            "launch" in getattr(item, "fixturenames", ()) for item in self._session.items
-        )
-
     def start(self) -> Zygote:
         """Fork the zygote, once.
 

@@ -73,8 +73,8 @@ class Merger:
 
     def _phase(self, phase: str, after_failure: bool) -> pytest.TestReport | None:
         reports = [by_phase[phase] for by_phase in self._reports if phase in by_phase]
-        if not reports and not any(ending.death for ending in self._endings):
-            return None  # --setup-only has no call
+        if phase == "call" and not reports and self._item.config.getoption("setuponly", False):
+            return None  # also with --setup-plan, which sets it
         everywhere = len(reports) == len(self._endings)
         kinds = {_kind(report) for report in reports}
         problems = self._problems(phase)

@@ -117,7 +117,7 @@ class RankSet:
         """
         self.whole = False  # until they have ended it: an interrupt may come between
         endings = self._converse(kind, fields, timeout, payload)
-        self.whole = all(
+        self.whole = not any(rank.gone for rank in self._ranks) and all(
             ending.done is not None and ending.done.fields.get("whole", ending.failed_at is None)
             for ending in endings
         )
