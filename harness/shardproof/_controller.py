@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import time
 import zlib
 from collections.abc import Generator
 from pathlib import Path
@@ -72,9 +73,11 @@ class Controller:
         torch = importlib.metadata.version("torch")
         return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
 
-    def too_many(self, world_size: int) -> str:
+    def refusal(self, world_size: int, backend: str | None) -> str:
         """Return why a world of this size can't run here, or an empty string."""
         gpus = self.start().facts["gpus"]
+        if self._backend(world_size, backend) == "nccl" and gpus < world_size:
+            return f"nccl needs a GPU for each of {world_size} ranks, this machine has {gpus}"
         most = self.settings.most(gpus)
         if world_size <= most:
             return ""
@@ -114,7 +117,7 @@ class Controller:
         mark = self._marks[self._index[item]]
         assert mark is not None
         world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
-        refusal = self.too_many(world_size)
+        refusal = self.refusal(world_size, mark.backend)
         if refusal:
             reports = [_refusal(item, refusal, self.settings.strict)]
         else:
@@ -136,8 +139,9 @@ class Controller:
             "shared_folder": str(self._basetemp / "shared" / str(self._launched)),
         }
         self._launched += 1
+        began = time.monotonic()
         endings = ranks.run("run", fields, timeout)
-        reports = Merger(item, endings, timeout).reports()
+        reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
         problems = self._tidy(ranks, mark.isolate)
         if problems:
             reports[-1].sections.append(("ending wider fixtures", "\n".join(problems)))

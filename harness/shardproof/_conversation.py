@@ -201,11 +201,11 @@ class Conversation:
             rank.wake(self._began_ns)
 
     def _kill_stuck(self) -> None:
-        """Kill the ranks that wait in a collective still: their peers are gone."""
+        """Kill the ranks that wait for their peers still, which are gone."""
         self._looked = True
         for rank in self._pending():
             evidence = rank.testify(self._began_ns)
-            if evidence.waiting:
+            if evidence.stuck_in:
                 ending = self._endings[rank.rank]
                 ending.evidence, ending.killed = evidence, "grace"
                 self._zygote.kill(rank.pid)

@@ -50,6 +50,17 @@ class Evidence:
     kernel: str = ""
     note: str = ""
 
+    @property
+    def stuck_in(self) -> str:
+        """What of torch.distributed the rank is inside of, or an empty string."""
+        if self.waiting:
+            return self.waiting[-1]
+        found = _IN_TORCH_DISTRIBUTED.search(self.stack.partition("\n")[0])
+        return found.group(1) if found else ""
+
+
+_IN_TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/.* in (\w+)$")
+
 
 def answer_in_background(channel: Channel, stack_file: int, wake: Callable[[int], None]) -> None:
     """In a rank: answer requests for evidence for as long as the process lives.

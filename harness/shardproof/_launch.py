@@ -59,7 +59,7 @@ class Launch:
         __tracebackhide__ = True
         controller = self._controller
         size = world_size or controller.settings.most(controller.start().facts["gpus"])
-        refusal = controller.too_many(size)
+        refusal = controller.refusal(size, backend)
         if refusal:
             (pytest.fail if controller.settings.strict else pytest.skip)(refusal)
         payload = _pickled(function, args, kwargs)

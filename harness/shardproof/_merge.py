@@ -21,6 +21,8 @@ from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ra
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
+# What counts as an expected failure beside one: in the setup, ranks that were not reached.
+_IN = {"setup": ("passed",), "call": (), "teardown": ()}
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -52,47 +54,58 @@ class Merger:
         item: The item.
         endings: Every rank's ending.
         timeout: The deadline that the item had, in seconds.
+        elapsed: Seconds that it took, for ranks that could not report.
     """
 
-    def __init__(self, item: pytest.Item, endings: Sequence[Ending], timeout: float) -> None:
+    def __init__(
+        self, item: pytest.Item, endings: Sequence[Ending], timeout: float, elapsed: float
+    ) -> None:
         self._item = item
         self._endings = endings
         self._timeout = timeout
+        self._elapsed = elapsed
         self._reports = [_reports_of(item.config, ending) for ending in endings]
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
-        merged: list[pytest.TestReport] = []
-        for phase in _PHASES:
-            if phase == "call" and not merged[0].passed:
-                continue
-            report = self._phase(phase, after_failure=any(r.failed for r in merged))
-            if report is not None:
-                merged.append(report)
-        return merged
+        problems = self._problems(("setup", "call"))
+        causes = _causes(problems)
+        failed_in = causes[0].phase if causes else ""
+        merged = [self._phase("setup", problems if failed_in == "setup" else [], failed_in)]
+        only_setup = self._item.config.getoption("setuponly", False)  # also with --setup-plan
+        if merged[0].passed and not only_setup:
+            merged.append(self._phase("call", problems, failed_in))
+        teardown = self._teardown(any(report.failed for report in merged))
+        return [*merged, teardown] if teardown else merged
 
-    def _phase(self, phase: str, after_failure: bool) -> pytest.TestReport | None:
-        reports = [by_phase[phase] for by_phase in self._reports if phase in by_phase]
-        if phase == "call" and not reports and self._item.config.getoption("setuponly", False):
-            return None  # also with --setup-plan, which sets it
-        everywhere = len(reports) == len(self._endings)
+    def _phase(self, phase: str, problems: list[Problem], failed_in: str) -> pytest.TestReport:
+        reports = self._of(phase)
+        if failed_in == "call" and phase == "setup":
+            # A rank whose setup was cut short by the call's failure is told of there.
+            reports = [report for report in reports if _kind(report) != "failed"]
+        everywhere = len(reports) == len(self._endings) or failed_in == "call"
         kinds = {_kind(report) for report in reports}
-        problems = self._problems(phase)
-        if everywhere and kinds <= {"xfailed", "xpassed"} and kinds:
-            return self._joined(_first(reports, "xfailed" if "xfailed" in kinds else "xpassed"))
+        if everywhere and "xfailed" in kinds and kinds <= {"xfailed", "xpassed", *_IN[phase]}:
+            return self._joined(_first(reports, "xfailed"))
         if everywhere and len(kinds) == 1 and not problems:
             return self._joined(reports[0])
-        if phase == "teardown" and after_failure:
-            # The failure has been told; what the teardown says of a lost group follows from it.
-            return self._joined(_as_passed(reports)) if reports else None
         left_early = kinds & {"skipped", "xfailed"}
         if problems and not (left_early and all(problem.secondary for problem in problems)):
             return self._failure(phase, problems)
         return self._disagreement(phase)
 
-    def _problems(self, phase: str) -> list[Problem]:
-        """Return what failed in a phase; a failed setup takes the call's failures with it."""
-        phases = ("setup", "call") if phase == "setup" else (phase,)
+    def _teardown(self, after_failure: bool) -> pytest.TestReport | None:
+        reports = self._of("teardown")
+        if after_failure:
+            # The failure has been told; what the teardown says of a lost group follows from it.
+            return self._joined(_as_passed(reports)) if reports else None
+        return self._phase("teardown", self._problems(("teardown",)), "teardown")
+
+    def _of(self, phase: str) -> list[pytest.TestReport]:
+        return [by_phase[phase] for by_phase in self._reports if phase in by_phase]
+
+    def _problems(self, phases: Sequence[str]) -> list[Problem]:
+        """Return what failed in some phases, at most one problem a rank."""
         found = []
         for ending, by_phase in zip(self._endings, self._reports, strict=True):
             failed = [by_phase[p] for p in phases if p in by_phase and by_phase[p].failed]
@@ -100,7 +113,7 @@ class Merger:
                 found.append(_failed(ending, failed[0]))
             elif ending.death and _ended_in(by_phase) in phases:
                 found.append(self._lost(ending, _ended_in(by_phase)))
-        return found if any(problem.phase == phase for problem in found) else []
+        return found
 
     def _lost(self, ending: Ending, phase: str) -> Problem:
         at = ending.failed_at or 0.0
@@ -113,8 +126,7 @@ class Merger:
         return Problem(ending.rank, phase, at, ending.killed == "grace", None, text)
 
     def _failure(self, phase: str, problems: list[Problem]) -> pytest.TestReport:
-        problems.sort(key=lambda problem: (problem.secondary, problem.at))
-        causes = [problem for problem in problems if not problem.secondary] or problems[:1]
+        causes = _causes(problems)
         first, *others = fold_alike((problem.rank, problem.text) for problem in causes)
         chosen = next(problem for problem in causes if problem.rank == first[0][0])
         report = self._blank(phase, "failed") if chosen.report is None else chosen.report
@@ -123,11 +135,17 @@ class Merger:
             report.longrepr = self._native(chosen.text)
         self._name_ranks(report, first[0])
         report.sections = self._sections()
-        for ranks, text in reversed(others):
-            report.sections.insert(0, (f"also failed: {say_ranks(ranks)}", text))
+        # Part of the failure, so that every reporter has it, junitxml too.
+        tell = getattr(
+            report.longrepr, "addsection", lambda *section: report.sections.append(section)
+        )
         followed = [problem for problem in problems if problem not in causes]
         if followed:
-            report.sections.insert(0, ("followed from it", _followed(followed)))
+            tell("followed from it", _followed(followed))
+        for ranks, text in others:
+            tell(f"also failed: {say_ranks(ranks)}", text)
+        if any(problem.report is None for problem in problems):
+            report.duration = self._elapsed
         return self._joined(report, sections=False)
 
     def _disagreement(self, phase: str) -> pytest.TestReport:
@@ -145,7 +163,7 @@ class Merger:
         """Put the ranks into the failure's head line and its line in the summary."""
         path, line, name = report.location
         world = len(self._endings)
-        who = say_ranks(ranks) if ranks else "ranks"
+        who = say_ranks(ranks or range(world))
         report.location = (path, line, f"{name} ({who} of {world})")
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None and ranks and not crash.message.startswith("rank"):
@@ -166,13 +184,14 @@ class Merger:
             outcome=outcome,
             longrepr=None,
             when=phase,  # type: ignore[arg-type]
+            duration=self._elapsed,
         )
 
     def _joined(self, report: pytest.TestReport, sections: bool = True) -> pytest.TestReport:
         """Give one rank's report every rank's time span and output."""
         same = [by[report.when] for by in self._reports if report.when in by]
         if same:
-            report.duration = max(other.duration for other in same)
+            report.duration = max(report.duration, *(other.duration for other in same))
             report.start = min(other.start for other in same)
             report.stop = max(other.stop for other in same)
         if sections:
@@ -192,6 +211,25 @@ class Merger:
             for title, contents in titles.items()
             for ranks, content in fold(contents)
         ]
+
+
+def _causes(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems that follow from no other, the first place that failed first."""
+    causes = [one for one in problems if not one.secondary] or sorted(problems, key=_when)[:1]
+    first: dict[object, float] = {}
+    for cause in sorted(causes, key=_when):
+        first.setdefault(_place(cause), cause.at)
+    return sorted(causes, key=lambda cause: (first[_place(cause)], cause.rank))
+
+
+def _when(problem: Problem) -> float:
+    return problem.at
+
+
+def _place(problem: Problem) -> object:
+    """Return where a rank failed: the same for ranks that fail alike but for their values."""
+    crash = getattr(problem.report and problem.report.longrepr, "reprcrash", None)
+    return (crash.path, crash.lineno) if crash else problem.text
 
 
 def _reports_of(config: pytest.Config, ending: Ending) -> dict[str, pytest.TestReport]:

@@ -9,11 +9,12 @@ from shardproof._conversation import Ending
 
 # What a lost peer reads like: gloo's words, the broken store's, NCCL's, then ours. An error of
 # Python's own about a connection is the test's.
+_BROKEN_STORE = "Too many levels of symbolic links"
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
-    "Too many levels of symbolic links",
+    _BROKEN_STORE,
     "NCCL communicator was aborted",
     "remote process exited",
     "another rank failed",
@@ -67,7 +68,7 @@ def hang(endings: Sequence[Ending], timeout: float, what: str) -> str:
     finished = [ending.rank for ending in endings if ending.done is not None]
     facts = _who_waits(stuck)
     if finished:
-        facts.append(f"{say_ranks(finished)} had ended it")
+        facts.append(f"{say_ranks(finished)} had finished {what}")
     return "\n".join([head, *(f"  {fact}" for fact in facts), "", *_stacks(stuck)]).rstrip()
 
 
@@ -110,8 +111,9 @@ def _stack(ending: Ending) -> str:
 
 def ended_late(ending: Ending) -> str:
     """Tell why a rank was ended after another one had failed, without naming it."""
-    if ending.evidence is not None and ending.evidence.waiting:
-        return f"lost a peer (and did not wake from {ending.evidence.waiting[-1]})"
+    waiting = ending.evidence and ending.evidence.stuck_in
+    if waiting:
+        return f"lost a peer (and did not wake from {waiting})"
     return "went on after another rank had failed, and was ended"
 
 
@@ -143,6 +145,6 @@ def lost_peer(error: BaseException | None, dropped: bool = False) -> str:
             text = ""
         for words in words_of_loss:
             if words in text and not isinstance(error, OSError):
-                return words
+                return "it left their store" if words == _BROKEN_STORE else words
         error = error.__cause__ or error.__context__
     return ""

@@ -96,7 +96,10 @@ class RanksMark:
         try:
             bound = _SIGNATURE.bind(*mark.args, **mark.kwargs)
         except TypeError as error:
-            raise pytest.UsageError(f"{item.nodeid}: mark ranks{_SIGNATURE}: {error}") from None
+            names = ", ".join(_SIGNATURE.parameters)
+            raise pytest.UsageError(
+                f"{item.nodeid}: mark ranks: {error}; it takes {names}"
+            ) from None
         bound.apply_defaults()
         return _checked(item.nodeid, cls(*bound.args))
 

@@ -249,3 +249,50 @@ def test_base_folder_holds_all_files(inner: Inner) -> None:
     names = sorted(str(path.relative_to(base)) for path in base.rglob("*") if path.is_dir())
     assert {"rank0", "rank1", "shared/0", "rank0/test_it0", "rank1/test_it0"} <= set(names)
     assert not list(Path(inner.temporary).iterdir())
+
+
+def test_the_first_cause_decides_the_phase(inner: Inner) -> None:
+    # A rank fails in the test while a slower one is still in a fixture, and is woken there.
+    session = inner.run(
+        """
+@pytest.fixture
+def slow(world):
+    if world.rank == 1:
+        time.sleep(0.2)
+        reduce()
+
+@ranks(2)
+def test_fails_first(world, slow):
+    assert world.rank, "in the test"
+""",
+        "--junitxml=report.xml",
+    )
+    session.result.assert_outcomes(failed=1)
+    session.match_failure(
+        "test_fails_first",
+        "___* test_fails_first (rank 0 of 2) _*",
+        "E       AssertionError: in the test",
+        "-* followed from it -*",
+        "rank 1: test_inner.py:*: lost a peer (*)",
+    )
+    assert "followed from it" in (inner.path / "report.xml").read_text()
+
+
+def test_wider_fixtures_are_set_up_again_after_a_subworld(inner: Inner) -> None:
+    session = inner.run(
+        """
+@pytest.fixture(scope="module")
+def group():
+    return dist.new_group([0, 1])
+
+@ranks(2)
+def test_subworld(world, group):
+    with world.subworld(1):
+        pass
+
+@ranks(2)
+def test_after(world, group):
+    dist.barrier(group)
+"""
+    )
+    session.result.assert_outcomes(passed=2)

@@ -231,7 +231,7 @@ def test_rank_that_forgets_the_subworld_is_named(world_session: Session) -> None
         "test_one_forgets_to_enter",
         "___* test_one_forgets_to_enter (ranks 1-3 of 4) _*",
         "the test did not end within 1 s on ranks 1-3",
-        "  rank 0 had ended it",
+        "  rank 0 had finished the test",
         '  File "*test_inner.py", line * in test_one_forgets_to_enter',
     )
 

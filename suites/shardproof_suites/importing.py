@@ -75,7 +75,10 @@ def _module(place: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
-        raise ImplementationNotFound(f"no module named {error.name!r} ({place})") from None
+        raise ImplementationNotFound(
+            f"no module named {error.name!r} ({place}): nothing on sys.path has it; run "
+            "`python -m pytest`, set pythonpath in the ini file, or name a file: path/file.py:Class"
+        ) from None
 
 
 def _module_of_file(file: Path) -> ModuleType:

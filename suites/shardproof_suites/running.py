@@ -96,7 +96,9 @@ def _of_failure(case: Case, implementation: type[Implementation], failure: RankF
         return Verdict(Outcome(Kind.HARNESS_ERROR, "no rank says why it failed"), str(failure))
     outcome = worst(end for _, end in told)
     ranks = [rank for rank, end in told if end == outcome]
-    clause = f" of clause {case.clause}" if outcome.kind is Kind.VIOLATION else ""
+    # Whatever the case is about, a model that can't be prepared breaks the first clause of all.
+    broken = "sharding.1" if outcome.detail == Code.PREPARE_RAISED.value else case.clause
+    clause = f" of clause {broken}" if outcome.kind is Kind.VIOLATION else ""
     where = f"on {say_ranks(rank.rank for rank in ranks)} of {len(failure.ranks)}"
     cause = next((f": {_cause(rank)}" for rank in ranks if rank.kind == "raised"), "")
     return Verdict(outcome, f"{outcome}{clause} {where}{cause}\n{failure}")
