@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 import socket
 import struct
 from dataclasses import dataclass
+from json import dumps, loads  # a test may patch the module's own
 from typing import Any
 
 from shardproof.errors import ChannelError
@@ -34,6 +35,7 @@ class Channel:
     def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         sock.settimeout(timeout)
         self._socket = sock
+        self._owner = os.getpid()
         self._buffer = bytearray()
 
     def fileno(self) -> int:
@@ -48,9 +50,12 @@ class Channel:
         """Send one message.
 
         Raises:
-            ChannelError: The other side is gone, or did not read in time.
+            ChannelError: The other side is gone, or did not read in time; or this process is a
+                child that a test has forked, which must not speak for its parent.
         """
-        body = json.dumps([kind, fields], default=repr).encode()
+        if os.getpid() != self._owner:
+            raise ChannelError(f"{kind!r} comes from a forked child of the rank")
+        body = dumps([kind, fields], default=repr).encode()
         try:
             self._socket.sendall(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         except OSError as error:
@@ -100,7 +105,7 @@ class Channel:
         end = middle + payload
         if len(self._buffer) < end:
             return None
-        kind, fields = json.loads(bytes(self._buffer[start:middle]))
+        kind, fields = loads(bytes(self._buffer[start:middle]))
         message = Message(kind, fields, bytes(self._buffer[middle:end]))
         del self._buffer[:end]
         return message

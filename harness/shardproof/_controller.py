@@ -33,6 +33,7 @@ class Controller:
         self._index = {item: place for place, item in enumerate(session.items)}
         self._marks = [RanksMark.of(item) for item in session.items]
         self._launched = 0
+        self._exit: list[Any] = []
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -127,6 +128,8 @@ class Controller:
                 reports = [_refusal(item, str(error), strict=True)]
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
+        if self._exit:
+            pytest.exit(*self._exit)
 
     def _run_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
@@ -144,8 +147,11 @@ class Controller:
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
         problems = self._tidy(ranks, mark.isolate)
         if problems:
-            reports[-1].sections.append(("ending wider fixtures", "\n".join(problems)))
-        self._forward(endings)
+            _tell_of_fixtures(reports, "\n".join(problems))
+        self._forward_warnings(endings)
+        for ending in endings:
+            if ending.done is not None and "exit" in ending.done.fields:
+                self._exit = ending.done.fields["exit"]
         return reports
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:
@@ -189,8 +195,8 @@ class Controller:
         facts = self.start().facts
         return self.settings.backend_for(world_size, wanted, facts["gpus"], facts["nccl"])
 
-    def _forward(self, endings: list[Ending]) -> None:
-        """Pass on, once, the warnings that ranks recorded, and a call of pytest.exit."""
+    def _forward_warnings(self, endings: list[Ending]) -> None:
+        """Pass on, once, the warnings that ranks recorded."""
         seen = set()
         for ending in endings:
             for message in ending.messages:
@@ -199,9 +205,6 @@ class Controller:
                     if key not in seen:
                         seen.add(key)
                         _record_warning(self._session.config, message.fields)
-        for ending in endings:
-            if ending.done is not None and "exit" in ending.done.fields:
-                pytest.exit(*ending.done.fields["exit"])
 
     def stop(self) -> list[str]:
         """End all ranks and the zygote; return what went wrong with fixtures, one line each."""
@@ -237,16 +240,6 @@ class Controller:
             report = item.ihook.pytest_runtest_makereport(item=item, call=call)
             item.ihook.pytest_runtest_logreport(report=report)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Refuse to run a marked item here, which some other plugin has tried."""
-        if item.get_closest_marker("ranks") is not None:
-            pytest.fail(
-                "this test is marked for ranks, and another plugin tried to run it in the "
-                "pytest process, where it would prove nothing",
-                pytrace=False,
-            )
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         """End what was started, however the session ends."""
@@ -267,6 +260,16 @@ def _basetemp(config: pytest.Config) -> Path:
     return base
 
 
+def _tell_of_fixtures(reports: list[pytest.TestReport], text: str) -> None:
+    """Report what went wrong with wider fixtures that had to end: by itself it is a failure."""
+    last = reports[-1]
+    if all(report.passed for report in reports):
+        last.outcome = "failed"
+        last.longrepr = f"ending wider fixtures:\n{text}"
+    else:
+        last.sections.append(("ending wider fixtures", text))
+
+
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:
     path, line, _ = item.location
     return pytest.TestReport(
@@ -284,7 +287,9 @@ def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:
     import warnings
 
     name = fields["category"]
-    category = getattr(builtins, name, None) or type(name, (UserWarning,), {})
+    category = getattr(builtins, name, None)
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        category = type(name, (UserWarning,), {})
     warning = warnings.WarningMessage(
         message=category(fields["message"]),
         category=category,

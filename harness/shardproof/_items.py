@@ -6,6 +6,7 @@ import time
 import unittest
 import warnings
 from collections.abc import Callable, Generator
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class ItemRunner:
         self._channel = channel
         self._fail = fail
         self._facts: dict[str, Any] = {}
+        self._subtests: list[pytest.TestReport] = []
         self._skipped_at: float | None = None
         self.shared_folder = Path(basetemp)
         manager = session.config.pluginmanager
@@ -129,11 +131,21 @@ class ItemRunner:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send each phase's report as soon as it exists."""
         report = yield
+        if report.when == "call" and report.passed and self._subtests:
+            report.outcome = "failed"
+            report.longrepr = "\n".join(str(subtest.longrepr) for subtest in self._subtests)
+        self._subtests = []
+        report.user_properties = [(str(k), _plain(v)) for k, v in report.user_properties]
         hook = item.config.hook
         data = hook.pytest_report_to_serializable(config=item.config, report=report)
         self._channel.send("report", report=data, **self._facts)
         self._facts = {}
         return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what failed in subtests, which pytest reports by themselves and only here."""
+        if report.failed:
+            self._subtests.append(report)
 
     @pytest.hookimpl
     def pytest_warning_recorded(
@@ -156,6 +168,15 @@ class ItemRunner:
             pytest.PytestWarning(text), pytest.PytestWarning, path, (line or 0) + 1
         )
         self.pytest_warning_recorded(warning, "runtest", item.nodeid, None)
+
+
+def _plain(value: object) -> object:
+    """Return a value that JSON can hold as it is, else its representation."""
+    try:
+        dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+    return value
 
 
 def _insert_put_back(item: pytest.Item) -> None:

@@ -74,6 +74,7 @@ class Rank:
         self._dropped = False
         _group.export(spec["port"])
         side = Channel(socket.socket(fileno=evidence))
+        self._pid = os.getpid()
         self._work = 0
         self._working = threading.Lock()
         _evidence.answer_in_background(side, stack_file, self._wake)
@@ -146,6 +147,8 @@ class Rank:
 
     def fail(self, error: BaseException) -> dict[str, Any]:
         """Leave the group at once, so that nobody waits for this rank; say when and why."""
+        if os.getpid() != self._pid:
+            os._exit(1)  # a child that the test has forked shares its parent's connections
         facts = {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
         _group.drop(self._keep, self._store)
         self._dropped = True

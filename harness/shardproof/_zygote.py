@@ -93,7 +93,7 @@ class Zygote:
 
     def exit_status(self, pid: int) -> int | None:
         """Return the wait status of a rank that has ended, or None while it runs."""
-        while select.select([self._socket], [], [], 0)[0]:
+        while _readable(self._socket.fileno(), timeout=0):
             self._receive()
         return self._exits.get(pid)
 
@@ -112,7 +112,7 @@ class Zygote:
         deadline = time.monotonic() + self._timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
+            if not _readable(self._socket.fileno(), timeout=left):
                 raise StartError(f"the zygote gave no answer within {self._timeout:g} s")
             message = self._receive()
             if key in message:
@@ -129,6 +129,14 @@ class Zygote:
         if "exit" in message:
             self._exits[message["exit"]] = message["status"]
         return message
+
+
+def _readable(*descriptors: int, timeout: float | None = None) -> list[int]:
+    """Wait until some descriptors can be read; `select` takes none above 1023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [ready for ready, _ in poll.poll(None if timeout is None else timeout * 1000)]
 
 
 def _fork() -> int:
@@ -189,7 +197,7 @@ class _Server:
     def loop(self) -> None:
         while not self._stopping:
             control = self._control.fileno()
-            readable = select.select([control, self._wake], [], [])[0]
+            readable = _readable(control, self._wake)
             if self._wake in readable:
                 os.read(self._wake, 4096)
                 self._reap()

@@ -87,6 +87,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(f"ranks can't be started: {error}") from error
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse to run a marked item in the pytest process, which some other plugin has tried."""
+    _refuse_outside_of_ranks(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Refuse the same once more: a fixture may have added the mark."""
+    _refuse_outside_of_ranks(item)
+
+
+def _refuse_outside_of_ranks(item: pytest.Item) -> None:
+    marked = item.get_closest_marker("ranks") is not None
+    if marked and not item.config.pluginmanager.has_plugin("shardproof-rank"):
+        pytest.fail(
+            "this test is marked for ranks, and would run in the pytest process, where it would "
+            "prove nothing: another plugin runs it, or the mark came after collection",
+            pytrace=False,
+        )
+
+
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     """Say what tests on ranks run on."""
     controller = config.pluginmanager.getplugin("shardproof-controller")
