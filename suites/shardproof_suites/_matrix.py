@@ -52,11 +52,12 @@ class Matrix:
         total = ", ".join(f"{counts[kind]} {kind.value}" for kind in Kind if counts[kind])
         terminalreporter.line(f"{len(self._outcomes)} cases: {total}")
         if self._said_nothing():
-            terminalreporter.line("error: no case was run", red=True)
+            terminalreporter.line("error: no case was run to its end", red=True)
 
     def _said_nothing(self) -> bool:
         outcomes = self._outcomes.values()
-        return bool(outcomes) and all(outcome.kind is Kind.NOT_RUN for outcome in outcomes)
+        silent = (Kind.NOT_RUN, Kind.UNSUPPORTED)
+        return bool(outcomes) and all(outcome.kind in silent for outcome in outcomes)
 
     def _lines(self) -> Iterable[str]:
         places = self._places.values()

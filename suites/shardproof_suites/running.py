@@ -90,11 +90,13 @@ def _not_refused(case: Case, implementation: type[Implementation]) -> Verdict:
 
 def _of_failure(case: Case, implementation: type[Implementation], failure: RankFailure) -> Verdict:
     """Read the ranks' ends; ranks that only lost their peers say nothing."""
-    ends = [(rank, _end_of_rank(rank, implementation)) for rank in failure.ranks]
+    ends = [(rank, _end_of_rank(rank, case, implementation)) for rank in failure.ranks]
     told = [(rank, end) for rank, end in ends if end is not None]
     if not told:
         return Verdict(Outcome(Kind.HARNESS_ERROR, "no rank says why it failed"), str(failure))
     outcome = worst(end for _, end in told)
+    if outcome.kind is Kind.UNSUPPORTED and any(rank.kind == "returned" for rank in failure.ranks):
+        return _not_refused(case, implementation)
     ranks = [rank for rank, end in told if end == outcome]
     # Whatever the case is about, a model that can't be prepared breaks the first clause of all.
     broken = "sharding.1" if outcome.detail == Code.PREPARE_RAISED.value else case.clause
@@ -109,7 +111,9 @@ def _cause(rank: RankOutcome) -> str:
     return rank.message.partition(": ")[2].partition("\n")[0]
 
 
-def _end_of_rank(rank: RankOutcome, implementation: type[Implementation]) -> Outcome | None:
+def _end_of_rank(
+    rank: RankOutcome, case: Case, implementation: type[Implementation]
+) -> Outcome | None:
     if rank.kind in ("returned", "woken"):
         return None
     if rank.kind in ("died", "timeout"):
@@ -118,14 +122,15 @@ def _end_of_rank(rank: RankOutcome, implementation: type[Implementation]) -> Out
     if name in RAISED:
         return Outcome(Kind.VIOLATION, RAISED[name].value)
     if name == "Unsupported":
-        return _refused(rank.message, implementation)
+        return _refused(rank.message, case, implementation)
     return Outcome(Kind.HARNESS_ERROR)
 
 
-def _refused(message: str, implementation: type[Implementation]) -> Outcome:
-    """Judge a refusal: right for what isn't claimed, a violation for what is."""
+def _refused(message: str, case: Case, implementation: type[Implementation]) -> Outcome:
+    """Judge a refusal: right for what the case needs and isn't claimed, else a violation."""
     name = message.partition(": ")[2].partition(":")[0]
-    claimed = {capability.value for capability in implementation.capabilities}
-    if name in claimed:
+    needed = {case.capability, Capability.LOAD}
+    needed |= {Capability[cell.state_dict_type.name] for cell in case.cells}
+    if name not in {one.value for one in needed - implementation.capabilities}:
         return Outcome(Kind.VIOLATION, Code.CLAIM_REFUSED.value)
     return Outcome(Kind.UNSUPPORTED, Capability.named(name).missing(implementation.name))

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from shardproof_suites.cell import Cell
 from shardproof_suites.expectation import Expectation
-from shardproof_suites.implementation import Ref, TrainState, Unsupported
+from shardproof_suites.implementation import LoadResult, Ref, TrainState, Unsupported
 from shardproof_suites.importing import load_implementation
 from shardproof_suites.live import (
     Number,
@@ -112,7 +112,9 @@ class Subject:
     def load(self, ref: Ref) -> None:
         """Load in place; collective."""
         with _calling(LoadRaised):
-            self.implementation.load_(self.state, ref)
+            result = _typed("load_", LoadResult, self.implementation.load_(self.state, ref))
+            if result.missing or result.unexpected:
+                raise ValueError(f"a strict load ended with {result}")
 
     def fill(self) -> None:
         """Give everything its expected values, except the options of the groups."""

@@ -27,6 +27,7 @@ LOADING_OPTIONS: Options = (
     {"lr": 0.25, "betas": (0.3, 0.4), "eps": 1e-4, "weight_decay": 0.6},
 )
 STATES = ("exp_avg", "exp_avg_sq")
+STEP_KIND = "torch.float32"  # of AdamW's 0-dim `step`, whatever the parameters' dtype
 
 
 def make_adamw(options: Options) -> MakeOptimizer:
@@ -35,10 +36,15 @@ def make_adamw(options: Options) -> MakeOptimizer:
     def make(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
         for name, parameter in named:
-            groups[clean_name(name).startswith("blocks.")].append(parameter)
+            groups[group_of(clean_name(name))].append(parameter)
         return _adamw(groups, options)
 
     return make
+
+
+def group_of(fqn: str) -> int:
+    """Tell which parameter group trains a parameter."""
+    return int(fqn.startswith("blocks."))
 
 
 def full_options(options: Options) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from shardproof_suites.live import (
     parameter_shards,
 )
 from shardproof_suites.oracle import Difference, Entry, LocalShard, check, step_value
-from shardproof_suites.training import STATES
+from shardproof_suites.training import STATES, STEP_KIND, group_of
 from shardproof_suites.violation import Code, Violation
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def value_violations(state: TrainState, expected: Expectation, clause: str) -> l
         *_tensors(shards, expected),
         *_steps(state, parameters, expected),
         *_options(state, expected),
+        *_members(state, parameters),
     ]
     return [Violation(clause, code, item, details) for code, item, details in found]
 
@@ -123,7 +124,10 @@ def _steps(state: TrainState, parameters: list[LiveParameter], expected: Expecta
             yield Code.MISSING, f"step of {one.names[0]}", details
     for number in numbers:
         wanted = step_value(number.fqns[0], expected.oracle)
-        if number.get() != wanted:
+        if number.kind != STEP_KIND:
+            kinds = f"wanted {STEP_KIND}", f"found {number.kind}"
+            yield Code.WRONG_DTYPE, f"{number.name} of {number.fqns[0]}", kinds
+        elif number.get() != wanted:
             wrong = f"wanted {wanted}", f"found {number.get():g}"
             yield Code.WRONG_VALUE, f"{number.name} of {number.fqns[0]}", wrong
 
@@ -140,3 +144,15 @@ def _options(state: TrainState, expected: Expectation) -> _Found:
             if type(found) is not type(value) or found != value:
                 details = f"wanted {value!r}", f"found {found!r}"
                 yield Code.WRONG_OPTION, f"{option} of parameter group {index}", details
+
+
+def _members(state: TrainState, parameters: Iterable[LiveParameter]) -> _Found:
+    """Compare which parameters each group trains; they must be the model's own tensors."""
+    groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+    trained = [{id(tensor) for tensor in group["params"]} for group in groups]
+    for one in parameters:
+        found = [index for index, ids in enumerate(trained) if id(one.optimized) in ids]
+        wanted = group_of(one.names[0])
+        if found != [wanted]:
+            details = f"wanted in parameter group {wanted}", f"found in {found or 'none'}"
+            yield Code.WRONG_OPTION, f"param of {one.names[0]}", details

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shardproof_suites.checks._authors import UNKNOWN, author, files_of, signed
+from shardproof_suites.checks._authors import UNKNOWN, author, files_by_author, signed
 from shardproof_suites.checks._share import share_violations
 from shardproof_suites.oracle import Entry, Kind, Oracle, expected
 
@@ -31,9 +31,15 @@ def test_a_files_mode_tells_its_author(rank: int, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "renamed").write_bytes(b"1")
     (tmp_path / "folder" / "renamed").rename(tmp_path / "folder" / "final")
-    found = {file.name for file in files_of(tmp_path, rank)}
-    assert found == {"python", "torch", "child", "final"}
-    assert files_of(tmp_path, (rank + 1) % UNKNOWN) == []
+    found = files_by_author(tmp_path, UNKNOWN)
+    assert {file.name for file in found.pop(rank)} == {"python", "torch", "child", "final"}
+    assert found == {}
+
+
+def test_a_mode_that_no_rank_signs_with_has_no_author(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    (tmp_path / "file").chmod(0o644)  # what rank 10 would sign with
+    assert files_by_author(tmp_path, 4) == {UNKNOWN: [tmp_path / "file"]}
 
 
 def test_a_temporary_file_has_no_author(tmp_path: Path) -> None:

@@ -35,7 +35,14 @@ def author(file: Path) -> int:
     return sum(1 << place for place, bit in enumerate(_BITS) if not mode & bit)
 
 
-def files_of(folder: Path, rank: int) -> list[Path]:
-    """List the files that a rank created: one, or those below a folder."""
-    found = [folder] if folder.is_file() else sorted(folder.rglob("*"))
-    return [file for file in found if file.is_file() and author(file) == rank]
+def files_by_author(folder: Path, world_size: int) -> dict[int, list[Path]]:
+    """List the files below a folder by the rank that created them, or under `UNKNOWN`.
+
+    A mode that no rank signs with was given by hand, and says nothing.
+    """
+    found: dict[int, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            rank = author(file)
+            found.setdefault(rank if rank < world_size else UNKNOWN, []).append(file)
+    return found

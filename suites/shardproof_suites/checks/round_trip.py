@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardproof_suites.capability import Capability
 from shardproof_suites.cell import StateDictType
-from shardproof_suites.checks._authors import UNKNOWN, files_of, signed
+from shardproof_suites.checks._authors import UNKNOWN, files_by_author, signed
 from shardproof_suites.checks._share import share_violations
 from shardproof_suites.implementation import Ref
 from shardproof_suites.importing import load_implementation
@@ -103,12 +103,16 @@ def loads_in_place(setup: Setup) -> bool:
 
 
 def _wrong_share(subject: Subject, ref: Ref) -> list[Violation]:
-    """Look at the files that this rank wrote; rank 0 at those that nobody signed, one by one."""
+    """Look at the files that this rank wrote; rank 0 at those that nobody signed, one by one.
+
+    All below the root are looked at: a checkpoint's name need not cover what it consists of.
+    """
     shards, expected = subject.cell.shard_group_size, subject.expected
     rank = subject.world.rank
-    written = [(f"rank {rank}", files_of(ref.path, rank))]
+    files = files_by_author(ref.root, subject.world.world_size)
+    written = [(f"rank {rank}", files.get(rank, []))]
     if rank == 0:
-        written += [(file.name, [file]) for file in files_of(ref.path, UNKNOWN)]
+        written += [(file.name, [file]) for file in files.get(UNKNOWN, [])]
     return [
         violation
         for name, files in written

@@ -33,6 +33,12 @@ class Number:
         """Read it."""
         return float(self.state[self.name])
 
+    @property
+    def kind(self) -> str:
+        """The dtype of its tensor, or its Python type."""
+        held = self.state[self.name]
+        return str(held.dtype) if isinstance(held, torch.Tensor) else type(held).__name__
+
     def set(self, value: float) -> None:
         """Overwrite it in the form that the optimizer keeps."""
         held = self.state[self.name]
