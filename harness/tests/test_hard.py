@@ -296,3 +296,58 @@ def test_after(world, group):
 """
     )
     session.result.assert_outcomes(passed=2)
+
+
+def test_nothing_else_makes_a_failure_pass(inner: Inner) -> None:
+    session = inner.run(
+        """
+import unittest
+
+@ranks(2)
+def test_subtests(subtests, world):
+    with subtests.test("a"):
+        assert world.rank == 0
+
+@ranks(2)
+class TestCase(unittest.TestCase):
+    def test_sub_test(self):
+        with self.subTest("a"):
+            self.assertEqual(1, 2)
+
+@ranks(2)
+def test_forks_a_child_that_returns(world):
+    if os.fork() == 0:
+        return
+    time.sleep(0.3)
+    assert False
+
+@pytest.fixture
+def mark(request):
+    request.node.add_marker(ranks(2))
+
+def test_mark_that_comes_late(mark):
+    pass
+
+@pytest.fixture(scope="module")
+def wide():
+    yield
+    raise RuntimeError("of the wide fixture")
+
+@ranks(2)
+def test_passes_and_destroys_the_group(world, wide):
+    dist.destroy_process_group()
+
+@ranks(2)
+def test_records(record_property):
+    record_property("odd", {(1, 2): 3})
+
+@ranks(2)
+def test_healthy(world):
+    assert world.gather(world.rank) == [0, 1]
+"""
+    )
+    for name in ("test_subtests", "test_sub_test", "test_forks_a_child_that_returns"):
+        assert session.status(name) == "failed"
+    assert session.status("test_mark_that_comes_late") == "failed"
+    session.match_failure("test_passes_and_destroys_the_group", "*of the wide fixture*")
+    assert session.status("test_records") == session.status("test_healthy") == "passed"

@@ -2,7 +2,8 @@
 
 `WrapError`: the model can't be sharded as asked; the caller's settings.
 `SaveError`: state that can't be stored, or a target that can't be written; nothing is left behind.
-`LoadError`: files that are missing or don't fit the model; nothing of the target was changed.
+`LoadError`: files that are missing or don't fit the model; nothing of the target was changed. Files
+that prove damaged only while they are read can leave it changed in part.
 
 Saving and loading are collective, and so are their errors: a rank that found nothing wrong itself
 raises what the first rank with an error found.

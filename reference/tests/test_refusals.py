@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shardproof import Launch
@@ -38,6 +39,11 @@ def _refusal(
     return str(caught.value)
 
 
+def tensor_lr(parameters: Any) -> torch.optim.Optimizer:
+    """Make an AdamW whose lr is a tensor."""
+    return torch.optim.AdamW(parameters, lr=torch.tensor(0.01))
+
+
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("state_dict_type", TYPES)
@@ -65,8 +71,13 @@ def _refusal(
             {},
             ["parameter group 0: betas is missing in the checkpoint", "lr_decay"],
         ),
+        (
+            {"make": tensor_lr},
+            {},
+            ["lr of parameter group 0 is a tensor in the checkpoint and none in the optimizer"],
+        ),
     ],
-    ids=["unexpected", "missing", "shape", "dtype", "optimizer"],
+    ids=["unexpected", "missing", "shape", "dtype", "optimizer", "tensor-lr"],
 )
 def test_a_checkpoint_that_doesnt_fit_is_refused_before_anything_is_changed(
     saved: Settings,
@@ -134,8 +145,10 @@ def _save_odd_state(folder: Path, state_dict_type: StateDictType, value: Any) ->
     [
         (torch.zeros(2), "has shape [2]; only 0-dim state and state of its parameter's shape"),
         ({1: 2}, "is a dict, which can't be stored"),
+        (np.float64(1), "is a float64, which can't be stored"),
+        ((0.9, np.float64(1)), "is a tuple, which can't be stored"),
     ],
-    ids=["shape", "type"],
+    ids=["shape", "type", "numpy", "numpy-in-tuple"],
 )
 @pytest.mark.parametrize("state_dict_type", TYPES)
 def test_an_error_on_one_rank_reaches_all_and_leaves_nothing_behind(

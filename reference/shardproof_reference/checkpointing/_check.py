@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
 from shardproof_reference.checkpointing._optimizer import (
     GROUPS,
@@ -104,6 +106,15 @@ def _compare_groups(
     for index, group in enumerate(groups):
         found = options.get(index, {})
         yield from _compare_names(f"parameter group {index}", set(found), group)
+        for option, value in group.items():
+            stored_tensor = isinstance(found.get(option), TensorSpec)
+            if option in found and stored_tensor != isinstance(value, torch.Tensor):
+                kinds = ("a tensor", "none") if stored_tensor else ("no tensor", "one")
+                has, wants = kinds
+                yield (
+                    f"{option} of parameter group {index} is {has} in the checkpoint and {wants} "
+                    "in the optimizer"
+                )
         members = found.get("params")
         wanted = group_names(group, parameters)
         if isinstance(members, list) and set(members) != set(wanted):

@@ -66,10 +66,17 @@ def group_path(index: int, option: str) -> Path:
 def _add(entries: Entries, path: Path, value: object, parameter: Parameter | None = None) -> None:
     if isinstance(value, torch.Tensor):
         entries.pieces[path] = _piece(path, value, parameter)
-    elif isinstance(value, (bool, int, float, str, list, tuple, type(None))):
+    elif _is_plain(value):
         entries.objects[path] = value
     else:
         raise SaveError(f"{key_of(path)} is a {type(value).__name__}, which can't be stored")
+
+
+def _is_plain(value: object) -> bool:
+    """Say whether a value comes back without running code; a numpy number, say, doesn't."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return type(value) in (bool, int, float, str, type(None))
 
 
 def _piece(path: Path, value: torch.Tensor, parameter: Parameter | None) -> Piece:

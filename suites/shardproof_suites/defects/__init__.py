@@ -90,6 +90,16 @@ DEFECTS = (
         _all(Code.MISSING, ORIGINAL_SHARDED, FLAT_FULL_TIED, RESHARD),
     ),
     Defect(
+        "swapped_groups",
+        "a checkpoint gives parameters the options of another group (B86 is its kind)",
+        _all(Code.WRONG_OPTION, ORIGINAL_SHARDED, RESHARD),
+    ),
+    Defect(
+        "cast_step",
+        "`step` comes back in a dtype that can't count on (B96: it keeps its kind)",
+        _all(Code.WRONG_DTYPE, FLAT_FULL_TIED, STEPPED),
+    ),
+    Defect(
         "gathered_shards",
         "SHARDED is gathered on rank 0 and written there (B73)",
         _all(Code.WROTE_TOO_MUCH, ORIGINAL_SHARDED, RESHARD, FILES),
