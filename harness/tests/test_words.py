@@ -93,13 +93,13 @@ Thread 0x00007f01 (most recent call first):
 
 Thread 0x00007f02 (most recent call first):
   File "/site/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/work/test_it.py", line 5 in test_it
+  File "/home/you/test_it.py", line 5 in test_it
   File "/site/_pytest/python.py", line 166 in pytest_pyfunc_call
 """.replace("/site/shardproof", PACKAGE)
 
 
 def test_main_stack_is_the_last_thread_without_layers() -> None:
-    assert main_stack(DUMP) == '  File "/work/test_it.py", line 5 in test_it'
+    assert main_stack(DUMP) == '  File "/home/you/test_it.py", line 5 in test_it'
     assert main_stack("") == main_stack("nothing of a thread\n") == ""
 
 
@@ -109,18 +109,18 @@ Current thread 0x00007f02 (most recent call first):
   File "/site/shardproof/_channel.py", line 86 in _read
   File "/site/shardproof/_rank.py", line 124 in _reform
   File "/site/shardproof/_world.py", line 83 in subworld
-  File "/work/test_it.py", line 5 in test_it
+  File "/home/you/test_it.py", line 5 in test_it
   File "/site/shardproof/_rank.py", line 102 in serve
   File "/site/bin/tool", line 1 in <module>
 """.replace("/site/shardproof", PACKAGE)
-    assert main_stack(dump) == '  File "/work/test_it.py", line 5 in test_it'
+    assert main_stack(dump) == '  File "/home/you/test_it.py", line 5 in test_it'
 
 
 def test_main_stack_of_a_fatal_signal_is_the_thread_that_took_it() -> None:
     dump = "Fatal Python error: Segmentation fault\n\n" + DUMP.replace(
         "Thread 0x00007f01", "Current thread 0x00007f01"
-    ).replace(f"{PACKAGE}/_evidence.py", "/work/native.py")
-    assert main_stack(dump) == '  File "/work/native.py", line 9 in _answer'
+    ).replace(f"{PACKAGE}/_evidence.py", "/home/you/native.py")
+    assert main_stack(dump) == '  File "/home/you/native.py", line 9 in _answer'
 
 
 @pytest.mark.parametrize(
