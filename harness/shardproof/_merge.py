@@ -80,12 +80,14 @@ class Merger:
 
     def _phase(self, phase: str, problems: list[Problem], failed_in: str) -> pytest.TestReport:
         reports = self._of(phase)
-        if failed_in == "call" and phase == "setup":
+        cut_short = failed_in == "call" and phase == "setup"
+        if cut_short:
             # A rank whose setup was cut short by the call's failure is told of there.
             reports = [report for report in reports if _kind(report) != "failed"]
-        everywhere = len(reports) == len(self._endings) or failed_in == "call"
+        everywhere = len(reports) == len(self._endings) or cut_short
         kinds = {_kind(report) for report in reports}
-        if everywhere and "xfailed" in kinds and kinds <= {"xfailed", "xpassed", *_IN[phase]}:
+        expected = "xfailed" in kinds and not failed_in  # a death is never expected
+        if everywhere and expected and kinds <= {"xfailed", "xpassed", *_IN[phase]}:
             return self._joined(_first(reports, "xfailed"))
         if everywhere and len(kinds) == 1 and not problems:
             return self._joined(reports[0])

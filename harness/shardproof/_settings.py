@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-DEFAULT_TIMEOUT = 120.0
 BACKENDS = ("auto", "gloo", "nccl")
 # Without --nproc a test on CPUs gets at most this many ranks.
 CPU_RANKS = 4

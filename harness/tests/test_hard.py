@@ -351,3 +351,24 @@ def test_healthy(world):
     assert session.status("test_mark_that_comes_late") == "failed"
     session.match_failure("test_passes_and_destroys_the_group", "*of the wide fixture*")
     assert session.status("test_records") == session.status("test_healthy") == "passed"
+
+
+def test_death_is_no_expected_failure(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+@pytest.mark.xfail
+def test_dies(world):
+    if world.rank == 1:
+        os._exit(3)
+    reduce()
+
+@ranks(2)
+@pytest.mark.xfail
+def test_fails_as_expected(world):
+    assert world.rank == 0
+    reduce()
+"""
+    )
+    session.result.assert_outcomes(failed=1, xfailed=1)
+    session.match_failure("test_dies", "rank 1 ended with exit code 3")
