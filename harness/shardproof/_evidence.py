@@ -37,7 +37,6 @@ class Evidence:
     Attributes:
         waiting: The collectives that it had begun and not finished, oldest first.
         numbers: Their sequence numbers, in the same order.
-        last: Number of the last collective it had entered in the default group, or None.
         stack: Its main thread's stack, the innermost frame first.
         kernel: The kernel's word for its state.
         note: Why there is no flight record, or an empty string.
@@ -45,7 +44,6 @@ class Evidence:
 
     waiting: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
-    last: int | None = None
     stack: str = ""
     kernel: str = ""
     note: str = ""
@@ -89,7 +87,7 @@ def _answer(channel: Channel, wake: Callable[[int], None]) -> None:
 
 
 def _flight_record(since_ns: int) -> dict[str, Any]:
-    """Return the unfinished collectives begun since a time, and the last number entered."""
+    """Return the unfinished collectives begun since a time."""
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
     except ImportError:
@@ -97,12 +95,10 @@ def _flight_record(since_ns: int) -> dict[str, Any]:
     record = json.loads(_dump_fr_trace_json(True, False))
     # A process that has begun no collective has a record without entries.
     entries = [e for e in record.get("entries", ()) if e["time_created_ns"] >= since_ns]
-    in_default = [e["collective_seq_id"] for e in entries if e["process_group"][1] == "default_pg"]
     waiting = [e for e in entries if not e["retired"] and e["state"] != "completed"]
     return {
         "waiting": [_describe(entry) for entry in waiting],
         "numbers": [e["collective_seq_id"] for e in waiting],
-        "last": max(in_default, default=None),
     }
 
 
@@ -152,7 +148,6 @@ def collect(pid: int, channel: Channel, stack_file: int, since_ns: int, timeout:
     return Evidence(
         waiting=tuple(record.get("waiting", ())),
         numbers=tuple(record.get("numbers", ())),
-        last=record.get("last"),
         stack=stack,
         kernel=kernel,
         note=record.get("note", ""),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+
+from shardproof._report import say_ranks
 
 from shardproof_suites.violation import Code, Violation
 
@@ -43,13 +44,3 @@ def _describe_item(
     also = f"; in other elements also on {say_ranks(others)}" if others else ""
     head = f"  {item}, on {say_ranks(ranks)} of {world_size}{also}"
     return [head, *(f"    {line}" for line in details)]
-
-
-def say_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as people do: `rank 2`, `ranks 0-2, 5`."""
-    ordered = sorted(ranks)
-    runs = []
-    for _, pairs in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
-        run = [rank for _, rank in pairs]
-        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(runs)}"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardproof import RankFailure
+from shardproof._report import say_ranks
 
 from shardproof_suites.capability import Capability
 from shardproof_suites.importing import load_implementation
-from shardproof_suites.message import describe, say_ranks
+from shardproof_suites.message import describe
 from shardproof_suites.outcome import Kind, Outcome, worst
 from shardproof_suites.subject import RAISED, Setup
 from shardproof_suites.violation import Code, Violation

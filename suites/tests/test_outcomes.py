@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from shardproof_suites.message import describe, say_ranks
+from shardproof._report import say_ranks
+from shardproof_suites.message import describe
 from shardproof_suites.outcome import Kind, Outcome, worst
 from shardproof_suites.violation import Code, Violation
 
