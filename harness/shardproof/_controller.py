@@ -14,6 +14,7 @@ import pytest
 from shardproof import _capture
 from shardproof._conversation import Ending
 from shardproof._merge import Merger
+from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings
 from shardproof._zygote import Zygote
@@ -34,6 +35,7 @@ class Controller:
         self._marks = [RanksMark.of(item) for item in session.items]
         self._launched = 0
         self._exit: list[Any] = []
+        self._output = Output(session.config, settings.log)
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -109,7 +111,7 @@ class Controller:
                 devices=devices,
                 seed=zlib.crc32(name.encode()),
                 basetemp=str(self._basetemp),
-                capture=self._session.config.getoption("capture", "no") != "no",
+                output=self._output,
             ),
         )
 
@@ -143,7 +145,7 @@ class Controller:
         }
         self._launched += 1
         began = time.monotonic()
-        endings = ranks.run("run", fields, timeout)
+        endings = ranks.run(item.nodeid, "run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
         problems = self._tidy(ranks, mark.isolate)
         if problems:

@@ -6,6 +6,7 @@ import selectors
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shardproof import _linux
@@ -77,14 +78,20 @@ class Conversation:
         with selectors.DefaultSelector() as selector:
             selector.register(self._zygote, selectors.EVENT_READ)
             for rank in self._ranks:
-                selector.register(rank.channel, selectors.EVENT_READ, rank)
+                listen = partial(self._listen, rank)
+                selector.register(rank.channel, selectors.EVENT_READ, listen)
+                if rank.lines is not None:
+                    selector.register(rank.lines, selectors.EVENT_READ, rank.lines.pump)
             while not all(ending.ended for ending in self._endings.values()):
                 ready = selector.select(max(0.0, self._next_check(deadline) - time.monotonic()))
                 for key, _ in ready:
-                    if key.data is not None and not self._listen(key.data):
+                    if key.data is not None and not key.data():
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
                 self._act(deadline)
+        for rank in self._ranks:
+            if rank.lines is not None and not rank.gone:
+                rank.lines.drain()
         if kind == "call" and self._trouble():
             for rank in self._ranks:
                 if not rank.gone:

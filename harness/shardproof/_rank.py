@@ -33,9 +33,10 @@ def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) 
 
     Args:
         session: The collected session, as copied by the fork.
-        spec: `rank`, `world_size`, `backend`, `device`, `seed`, `basetemp`, `form_timeout`.
-        descriptors: The control and the evidence socket, the stack file and, unless output is
-            not captured, the log file.
+        spec: `rank`, `world_size`, `backend`, `device`, `seed`, `basetemp`, `form_timeout`,
+            `port`, `log`.
+        descriptors: The control and the evidence socket, the stack file, and where output goes
+            that is not captured.
     """
     code = 1
     try:
@@ -55,13 +56,12 @@ class Rank:
     def __init__(
         self, session: pytest.Session, spec: dict[str, Any], descriptors: list[int]
     ) -> None:
-        control, evidence, stack_file, *log_file = descriptors
+        control, evidence, stack_file, log_file = descriptors
         os.setpgid(0, 0)
         _linux.end_with_parent(signal.SIGKILL)
         _linux.adopt_orphans()
         _linux.let_go_of_all_but(set(descriptors))
-        log = log_file[0] if log_file else None
-        captured = _capture.start_own(session.config, log, stack_file)
+        captured = _capture.start_own(session.config, log_file, stack_file)
         self._channel = Channel(socket.socket(fileno=control))
         self._form_timeout: float = spec["form_timeout"]
         self._place = Place(spec["rank"], spec["world_size"], spec["backend"], spec["device"])
@@ -79,7 +79,9 @@ class Rank:
         self._working = threading.Lock()
         _evidence.answer_in_background(side, stack_file, self._wake)
         _world.enter(self._place, self._reform)
-        self._items = ItemRunner(session, self._channel, self._place, spec["basetemp"], self.fail)
+        self._items = ItemRunner(
+            session, self._channel, self._place, spec["basetemp"], spec["log"], self.fail
+        )
         self._channel.send("ready", captured=captured)
 
     def _use_device(self) -> None:

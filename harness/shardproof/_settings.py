@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ class Settings:
         backend: `auto`, `gloo` or `nccl`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
+        log: Folder that keeps what each rank prints, or None.
     """
 
     nproc: int | None
     backend: str
     timeout: float
     strict: bool
+    log: Path | None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
@@ -52,7 +55,7 @@ class Settings:
             allowed = ", ".join(BACKENDS)
             raise pytest.UsageError(f"ranks_backend is one of {allowed}, got {backend!r}")
         strict = config.getoption("ranks_strict") or config.getini("ranks_strict")
-        return cls(nproc, backend, timeout, bool(strict))
+        return cls(nproc, backend, timeout, bool(strict), _log_folder(config))
 
     def most(self, gpus: int) -> int:
         """Return the most ranks that one test may have on this machine."""
@@ -64,6 +67,16 @@ class Settings:
         if backend == "auto":
             return "nccl" if nccl and gpus >= world_size else "gloo"
         return backend
+
+
+def _log_folder(config: pytest.Config) -> Path | None:
+    wanted = config.getoption("ranks_log")
+    if wanted is None:
+        return None
+    folder = Path(config.invocation_params.dir, wanted)
+    if folder.exists() and not folder.is_dir():
+        raise pytest.UsageError(f"--ranks-log wants a folder, and {wanted} is a file")
+    return folder
 
 
 def _number(text: str, kind: Any, name: str) -> Any:

@@ -51,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail a test that needs more ranks than it may have, instead of skipping it.",
     )
+    group.addoption(
+        "--ranks-log",
+        metavar="DIR",
+        help="keep everything that the ranks print in files of this folder, one for each rank.",
+    )
     parser.addini("nproc", "default of --nproc", default="")
     parser.addini("ranks_backend", "default of --ranks-backend", default="auto")
     parser.addini("ranks_timeout", "default of --ranks-timeout", default="120")
