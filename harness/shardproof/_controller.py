@@ -147,9 +147,11 @@ class Controller:
         began = time.monotonic()
         endings = ranks.run(item.nodeid, "run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
+        if ranks.whole and (text := ranks.unmatched(endings)):
+            _add_failure(reports, "collectives without a match", text)
         problems = self._tidy(ranks, mark.isolate)
         if problems:
-            _tell_of_fixtures(reports, "\n".join(problems))
+            _add_failure(reports, "ending wider fixtures", "\n".join(problems))
         self._forward_warnings(endings)
         for ending in endings:
             if ending.done is not None and "exit" in ending.done.fields:
@@ -262,14 +264,14 @@ def _basetemp(config: pytest.Config) -> Path:
     return base
 
 
-def _tell_of_fixtures(reports: list[pytest.TestReport], text: str) -> None:
-    """Report what went wrong with wider fixtures that had to end: by itself it is a failure."""
+def _add_failure(reports: list[pytest.TestReport], title: str, text: str) -> None:
+    """Tell of what went wrong after the test itself, which is a failure if there is no other."""
     last = reports[-1]
     if all(report.passed for report in reports):
         last.outcome = "failed"
-        last.longrepr = f"ending wider fixtures:\n{text}"
+        last.longrepr = f"{title}: {text}"
     else:
-        last.sections.append(("ending wider fixtures", text))
+        last.sections.append((title, text))
 
 
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:

@@ -80,21 +80,39 @@ def _answer(channel: Channel, wake: Callable[[int], None]) -> None:
             request = channel.receive()
             if request.kind == "wake":
                 wake(request.fields["work"])
+            elif request.kind == "begun":
+                channel.send("begun", **_begun(request.fields["since_ns"]))
             else:
                 channel.send("record", **_flight_record(request.fields["since_ns"]))
     except (EOFError, ChannelError, OSError):
         return
 
 
-def _flight_record(since_ns: int) -> dict[str, Any]:
-    """Return the unfinished collectives begun since a time."""
+def _entries(since_ns: int) -> list[dict[str, Any]] | None:
+    """Return the flight recorder's entries since a time, or None if there is no recorder."""
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
     except ImportError:
-        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
+        return None
     record = json.loads(_dump_fr_trace_json(True, False))
     # A process that has begun no collective has a record without entries.
-    entries = [e for e in record.get("entries", ()) if e["time_created_ns"] >= since_ns]
+    return [e for e in record.get("entries", ()) if e["time_created_ns"] >= since_ns]
+
+
+def _begun(since_ns: int) -> dict[str, Any]:
+    """Return the collectives begun since a time, by their group's name."""
+    groups: dict[str, list[str]] = {}
+    for entry in _entries(since_ns) or ():
+        if not entry["is_p2p"]:
+            groups.setdefault(entry["process_group"][0], []).append(_describe(entry))
+    return {"groups": groups}
+
+
+def _flight_record(since_ns: int) -> dict[str, Any]:
+    """Return the unfinished collectives begun since a time."""
+    entries = _entries(since_ns)
+    if entries is None:
+        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
     waiting = [e for e in entries if not e["retired"] and e["state"] != "completed"]
     return {
         "waiting": [_describe(entry) for entry in waiting],

@@ -118,6 +118,14 @@ def destroy_since(known: set[int]) -> None:
             dist.destroy_process_group(group)
 
 
+def counts() -> dict[str, int]:
+    """Return how many collectives and transfers each group has begun, by the group's name."""
+    from torch.distributed.distributed_c10d import _world
+
+    groups: list[Any] = list(_world.pg_map)
+    return {_world.pg_names[group]: group._get_sequence_number_for_group() for group in groups}
+
+
 def connected_sockets() -> set[int]:
     """Return the inodes of this process's internet sockets that have a peer."""
     return {inode for inode, _ in _connections()}

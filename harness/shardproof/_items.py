@@ -48,6 +48,9 @@ class ItemRunner:
         self._facts: dict[str, Any] = {}
         self._subtests: list[pytest.TestReport] = []
         self._skipped_at: float | None = None
+        self.place = place
+        self.counts: dict[str, int] = {}
+        self.left: list[str] = []
         self.shared_folder = Path(basetemp)
         manager = session.config.pluginmanager
         for plugin in manager.get_plugins():
@@ -72,6 +75,7 @@ class ItemRunner:
         """
         self.shared_folder = Path(shared_folder)
         self._skipped_at = None
+        self.counts, self.left = {}, []
         items = self._session.items
         item = items[index]
         for problem in self._end_fixtures(item):
@@ -84,7 +88,8 @@ class ItemRunner:
             return {"exit": [str(error), error.returncode]}
         except KeyboardInterrupt:
             return {"exit": ["KeyboardInterrupt on a rank", None]}
-        return {} if self._skipped_at is None else {"skipped_at": self._skipped_at}
+        result = {"counts": self.counts, "left": self.left}
+        return result if self._skipped_at is None else {**result, "skipped_at": self._skipped_at}
 
     def end_fixtures(self) -> list[str]:
         """Tear down every fixture that is still up; return what went wrong, one line each."""
@@ -107,19 +112,23 @@ class ItemRunner:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
         """Wake the peers when the setup fails."""
+        __tracebackhide__ = True
         return (yield from self._watch())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
         """Wake the peers when the test fails."""
+        __tracebackhide__ = True
         return (yield from self._watch())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Wake the peers when the teardown fails."""
+        __tracebackhide__ = True
         return (yield from self._watch())
 
     def _watch(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         try:
             return (yield)
         except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest):

@@ -81,6 +81,15 @@ class RankProcess:
         """Ask the rank what it is doing; collectives begun before `since_ns` don't matter."""
         return _evidence.collect(self.pid, self.evidence, self.stack_file, since_ns, _ANSWER)
 
+    def begun(self, since_ns: int) -> dict[str, list[str]]:
+        """Ask the rank which collectives it has begun since a time, by their group's name."""
+        try:
+            self.evidence.send("begun", since_ns=since_ns)
+            groups: dict[str, list[str]] = self.evidence.receive().fields["groups"]
+        except (ChannelError, EOFError):
+            return {}
+        return groups
+
     def close(self) -> None:
         """Release what the controller holds of a rank that is gone."""
         self.gone = True

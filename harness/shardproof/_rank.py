@@ -124,6 +124,10 @@ class Rank:
         self._form(self._place, message.fields["store"])
         self._channel.send("done", errors=errors)
 
+    def _on_unwind(self, message: Message) -> None:
+        """End the fixtures, since some rank will be replaced."""
+        self._channel.send("done", errors=self._items.end_fixtures())
+
     def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
         self._store = store
@@ -159,7 +163,7 @@ class Rank:
     def _on_run(self, message: Message) -> None:
         result = self._items.run(**message.fields)
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
-        whole = _group.is_whole(self._group) and not self._reforms
+        whole = _group.is_whole(self._group) and not self._reforms and not result.get("left")
         self._channel.send("done", whole=whole, **result)
 
     def _on_call(self, message: Message) -> None:

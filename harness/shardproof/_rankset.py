@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
 from shardproof._output import Output
 from shardproof._process import RankProcess
-from shardproof._report import hang
+from shardproof._report import hang, unmatched
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -53,6 +54,9 @@ class RankSet:
         self._ranks: list[RankProcess] = []
         self._port = _free_port()
         self.whole = False
+        self._distrusted: set[int] = set()
+        self._damaged = False
+        self._began_ns = 0
         self.restore()
 
     @property
@@ -61,11 +65,12 @@ class RankSet:
         return [rank.pid for rank in self._ranks]
 
     def restore(self) -> list[str]:
-        """Replace the ranks that are gone and form a new group of all.
+        """Replace the ranks that are gone or distrusted, and form a new group of all.
 
         Returns:
             What went wrong while the surviving ranks ended their fixtures, one line each.
         """
+        problems = self._retire()
         alive = {rank.rank: rank for rank in self._ranks if not rank.gone}
         try:
             self._ranks = [
@@ -82,12 +87,23 @@ class RankSet:
             self.kill()
             raise StartError(_start_report(endings, self.setting.start_timeout))
         self.whole = True
-        return [
-            f"rank {ending.rank}: {line}"
-            for ending in endings
-            if ending.done
-            for line in ending.done.fields["errors"]
-        ]
+        return problems + _errors(endings)
+
+    def _retire(self) -> list[str]:
+        """End the ranks that are distrusted; return what went wrong with fixtures.
+
+        All ranks end their fixtures before, as a fixture may want all of them for it; not so if
+        the group is damaged, as they would wait for each other.
+        """
+        problems: list[str] = []
+        if self._distrusted and not self._damaged:
+            problems = _errors(self._converse("unwind", {}, self.setting.start_timeout))
+        for rank in self._ranks:
+            if rank.rank in self._distrusted and not rank.gone:
+                self._end(rank)
+        self._distrusted.clear()
+        self._damaged = False
+        return problems
 
     def _start(self, number: int) -> RankProcess:
         setting = self.setting
@@ -120,12 +136,31 @@ class RankSet:
         self.whole = False  # until they have ended it: an interrupt may come between
         for number in range(self.setting.world_size):
             self.setting.output.keep(number, f"===== {name} =====")
+        self._began_ns = time.time_ns()
         endings = self._converse(kind, fields, timeout, payload)
+        self._distrusted = {e.rank for e in endings if e.done and e.done.fields.get("left")}
         self.whole = not any(rank.gone for rank in self._ranks) and all(
             ending.done is not None and ending.done.fields.get("whole", ending.failed_at is None)
             for ending in endings
         )
         return endings
+
+    def unmatched(self, endings: Sequence[Ending]) -> str:
+        """Tell of collectives of the last work that not all ranks have begun.
+
+        The ranks that have begun them are distrusted. Their counts alone don't tell, as gloo
+        counts transfers between two ranks with the collectives; where counts differ, the flight
+        recorder is asked. Without one the group is taken for damaged.
+        """
+        members = _uneven({e.rank: e.done.fields.get("counts", {}) for e in endings if e.done})
+        if not members:
+            return ""
+        begun = {rank.rank: rank.begun(self._began_ns) for rank in self._ranks}
+        text, ahead = unmatched(begun, members)
+        self.whole = not ahead and any(begun.values())
+        self._distrusted |= ahead
+        self._damaged = bool(ahead)
+        return text
 
     def finish(self, timeout: float = 30.0) -> list[str]:
         """End all ranks, their fixtures first; return what went wrong, one line each."""
@@ -144,9 +179,13 @@ class RankSet:
                 self._zygote.kill(rank.pid)
         for rank in self._ranks:
             if not rank.gone:
-                self._wait_for_exit(rank)
-                rank.close()
+                self._end(rank)
         self.whole = False
+
+    def _end(self, rank: RankProcess) -> None:
+        self._zygote.kill(rank.pid)
+        self._wait_for_exit(rank)
+        rank.close()
 
     def _wait_for_exit(self, rank: RankProcess) -> int:
         deadline = time.monotonic() + GRACE
@@ -160,6 +199,26 @@ class RankSet:
         self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
     ) -> list[Ending]:
         return Conversation(self._zygote, self._ranks).hold(kind, fields, timeout, payload)
+
+
+def _uneven(counts: dict[int, dict[str, int]]) -> dict[str, list[int]]:
+    """Return the ranks of each group whose ranks have other counts, by the group's name."""
+    found = {}
+    for name in {name for of_rank in counts.values() for name in of_rank}:
+        ranks = [rank for rank in counts if name in counts[rank]]
+        if len({counts[rank][name] for rank in ranks}) > 1:
+            found[name] = ranks
+    return found
+
+
+def _errors(endings: Sequence[Ending]) -> list[str]:
+    """Return what ranks say went wrong with their fixtures, one line each."""
+    return [
+        f"rank {ending.rank}: {line}"
+        for ending in endings
+        if ending.done
+        for line in ending.done.fields["errors"]
+    ]
 
 
 def _why(ending: Ending) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardproof._conversation import Ending
 
@@ -123,6 +123,28 @@ def death(ending: Ending) -> str:
     if ending.evidence is not None and ending.evidence.stack:
         text += f", the innermost call first:\n{ending.evidence.stack}"
     return text
+
+
+def unmatched(
+    begun: Mapping[int, Mapping[str, Sequence[str]]], members: Mapping[str, Sequence[int]]
+) -> tuple[str, set[int]]:
+    """Tell of collectives to which not all ranks of their group came, and which ranks began them.
+
+    Args:
+        begun: For each rank, the collectives that it has begun, by their group's name.
+        members: For each group's name, its ranks.
+    """
+    lines = []
+    all_ahead: set[int] = set()
+    for name, ranks in members.items():
+        mine = {rank: begun[rank].get(name, ()) for rank in ranks}
+        least = min(map(len, mine.values()))
+        ahead = {rank for rank in ranks if len(mine[rank]) > least}
+        behind = say_ranks(set(ranks) - ahead)
+        for some, collective in fold((rank, mine[rank][least]) for rank in sorted(ahead)):
+            lines.append(f"{say_ranks(some)} began {collective}, to which {behind} never came")
+        all_ahead |= ahead
+    return "\n".join(lines), all_ahead
 
 
 _NO_GROUP = "Default process group has not been initialized"

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+_SIGNALS = [number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)]
+
 
 class GlobalState:
-    """A snapshot of RNGs, torch's defaults, the working directory, environment and threads.
+    """A snapshot of a process's global state, to restore what has changed since.
 
-    Call `put_back` to restore what has changed since. The values of accelerators' generators are
-    kept for the ones that exist when the snapshot is taken.
+    That is: random number generators, the environment, torch's default dtype and device, grad
+    mode, deterministic mode and thread count, the working directory, signal handlers and the
+    interval timer. The values of accelerators' generators are kept for the ones that exist when
+    the snapshot is taken.
     """
 
     def __init__(self) -> None:
@@ -23,15 +29,16 @@ class GlobalState:
         self._numpy = _numpy_random().get_state() if _numpy_random() else None
         self._torch = torch.get_rng_state()
         self._cuda = _cuda_states()
-        self._dtype = torch.get_default_dtype()
-        self._device = torch.get_default_device()
-        self._grad = torch.is_grad_enabled()
-        self._threads = torch.get_num_threads()
-        self._folder = _working_directory()
+        self._settings = [(name, read()) for name, read, _ in _settings()]
+        self._handlers = _handlers()
         self._environment = dict(os.environ)
 
-    def put_back(self) -> None:
-        """Restore the snapshot."""
+    def put_back(self) -> list[str]:
+        """Restore the snapshot.
+
+        Returns:
+            What had changed, but for generators and the environment, one phrase each.
+        """
         import torch
 
         random.setstate(self._random)
@@ -40,15 +47,17 @@ class GlobalState:
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
-        torch.set_default_dtype(self._dtype)
-        if torch.get_default_device() != self._device:
-            torch.set_default_device(self._device)
-        torch.set_grad_enabled(self._grad)
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        if self._folder is not None and _working_directory() != self._folder:
-            os.chdir(self._folder)
         self._put_back_environment()
+        changed = []
+        for (name, value), (_, read, write) in zip(self._settings, _settings(), strict=True):
+            if value is not None and (now := read()) != value:
+                write(value)
+                changed.append(f"the {name}, {now} (was {value})")
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+                changed.append(f"a handler of {number.name}")
+        return changed
 
     def _put_back_environment(self) -> None:
         now = dict(os.environ)
@@ -85,6 +94,36 @@ def _cuda_states() -> list[Any] | None:
 
 def _numpy_random() -> Any:
     return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _settings() -> tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...]:
+    """Return what a process has one value of: its name, how it is read and how written."""
+    import torch
+
+    return (
+        ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ("default device", torch.get_default_device, torch.set_default_device),
+        ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        (
+            "deterministic mode",
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+        ),
+        ("number of torch's threads", torch.get_num_threads, torch.set_num_threads),
+        ("working directory", _working_directory, os.chdir),
+        ("interval timer", _timer, lambda _: signal.setitimer(signal.ITIMER_REAL, 0)),
+    )
+
+
+def _timer() -> bool:
+    """Say whether a timer runs that will raise SIGALRM."""
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Return the handlers of all signals, but for those that weren't set from Python."""
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in found.items() if handler is not None}
 
 
 def _working_directory() -> str | None:

@@ -2,6 +2,7 @@
 
 `StartError`: ranks or their process group did not come up; usually the machine's fault.
 `RankFailure`: a launched function raised, died or hung on a rank; usually the code's fault.
+`LeakWarning`: a test has left something on its rank, which is replaced; the test's fault.
 `ChannelError`: a message did not get through; a rank that is gone, or a bug of ours.
 """
 
@@ -9,6 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+
+class LeakWarning(UserWarning):
+    """A test has left a thread, a child process or changed global state on a rank."""
+
 
 OutcomeKind = Literal["returned", "raised", "woken", "died", "timeout"]
 

@@ -170,13 +170,21 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 
 
 @pytest.fixture
-def _ranks_put_back() -> Iterator[None]:
-    """On a rank: put back global state, and destroy groups, that the test has left."""
+def _ranks_put_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On a rank: put back global state, destroy groups, and tell what else the test has left."""
+    __tracebackhide__ = True
     from shardproof import _group
-    from shardproof._state import GlobalState
+    from shardproof._leaks import Watch
+    from shardproof.errors import LeakWarning
 
     groups = set(_group.all_groups())
-    state = GlobalState()
+    watch = Watch()
     yield
+    rank = request.config.pluginmanager.getplugin("shardproof-rank")
+    rank.counts = _group.counts()
     _group.destroy_since(groups)
-    state.put_back()
+    rank.left = watch.put_back()
+    if rank.left:
+        place = f"rank {rank.place.rank} of {rank.place.world_size}"
+        text = f"the test has left on {place}: {', '.join(rank.left)}; the rank is replaced"
+        request.node.warn(LeakWarning(text))

@@ -113,22 +113,6 @@ def test_rough_tests(inner: Inner) -> None:
     session.result.assert_outcomes(passed=12, failed=3)
 
 
-def test_what_a_test_leaves_ends_with_its_ranks_not_before(inner: Inner) -> None:
-    session = inner.run(
-        """
-@ranks(1)
-def test_starts(shared_tmp_path):
-    child = subprocess.Popen(["sleep", "600"])
-    Path(os.environ["PYTEST_DEBUG_TEMPROOT"], "child").write_text(str(child.pid))
-
-@ranks(1)
-def test_is_there():
-    os.kill(int(Path(os.environ["PYTEST_DEBUG_TEMPROOT"], "child").read_text()), 0)
-"""
-    )
-    session.result.assert_outcomes(passed=2)
-
-
 def test_files_opened_at_import_stay_what_they_are(inner: Inner) -> None:
     session = inner.run(
         """

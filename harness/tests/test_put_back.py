@@ -12,11 +12,6 @@ def state():
         "random": hash(random.getstate()),
         "numpy": numpy.random.get_state()[1].tolist() + [numpy.random.get_state()[2]],
         "torch": torch.get_rng_state().tolist(),
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
-        "grad": torch.is_grad_enabled(),
-        "threads": torch.get_num_threads(),
-        "cwd": os.getcwd(),
         "environ": {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"},
         "path": list(sys.path),
     }
@@ -31,11 +26,6 @@ def test_before():
 @pytest.mark.parametrize("fails", [False, True])
 def test_changes_everything(fails, tmp_path):
     random.random(), numpy.random.rand(), torch.rand(3)
-    torch.set_default_dtype(torch.bfloat16)
-    torch.set_default_device("meta")
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(2)
-    os.chdir(tmp_path)
     os.environ["NEW"] = "1"
     os.environ["HOME"] = "/nowhere"
     del os.environ["GROUP_RANK"]
@@ -53,9 +43,38 @@ def test_after(again):
         else:
             assert now[name] == KEPT[name], name
 
+"""
+
+# What is put back and told of. It is seen by a wider fixture, whose end comes before the rank's.
+TOLD = """
+def settings():
+    return {
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+        "cwd": os.getcwd(),
+        "handler": signal.getsignal(signal.SIGUSR1),
+        "timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+    }
+
+@pytest.fixture(scope="module", autouse=True)
+def compares():
+    before = settings()
+    yield
+    assert settings() == before
+
 @ranks(2)
-def test_default_is_float32():
-    assert torch.ones(1).dtype == torch.float32 and torch.ones(1).device.type == "cpu"
+def test_changes_everything(tmp_path):
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(2)
+    os.chdir(tmp_path)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 60)
 
 @ranks(2)
 def test_removes_its_folder(tmp_path):
@@ -63,15 +82,19 @@ def test_removes_its_folder(tmp_path):
     tmp_path.rmdir()
 
 @ranks(2)
-def test_has_a_folder_again():
-    assert os.getcwd() == KEPT["cwd"]
+def test_healthy():
+    assert reduce() == [2.0] * 4
 """
 
 
-def test_global_state_is_put_back(inner: Inner) -> None:
+def test_generators_and_environment_are_put_back(inner: Inner) -> None:
     session = inner.run(STATE)
-    session.result.assert_outcomes(passed=7, failed=1)
+    session.result.assert_outcomes(passed=4, failed=1)
     session.match_failure("test_changes_everything[True]", "*(ranks 0-1 of 2)*")
+
+
+def test_settings_are_put_back_before_wider_fixtures_end(inner: Inner) -> None:
+    inner.run(TOLD).result.assert_outcomes(passed=3, warnings=4)
 
 
 WIDER = """
