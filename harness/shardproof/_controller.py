@@ -15,7 +15,7 @@ from shardproof import _capture
 from shardproof._conversation import Ending
 from shardproof._merge import Merger
 from shardproof._rankset import RankSet, Setting
-from shardproof._settings import RanksMark, Settings
+from shardproof._settings import RanksMark, Settings, needs_gpus
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -70,15 +70,16 @@ class Controller:
         facts = self.start().facts
         most = self.settings.most(facts["gpus"])
         backend = self._backend(most, None)
-        device = f"{facts['gpus']} GPUs" if backend == "nccl" else "cpu"
+        device = f"{facts['gpus']} GPUs" if needs_gpus(backend) else "cpu"
         torch = importlib.metadata.version("torch")
         return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
 
     def refusal(self, world_size: int, backend: str | None) -> str:
         """Return why a world of this size can't run here, or an empty string."""
         gpus = self.start().facts["gpus"]
-        if self._backend(world_size, backend) == "nccl" and gpus < world_size:
-            return f"nccl needs a GPU for each of {world_size} ranks, this machine has {gpus}"
+        backend = self._backend(world_size, backend)
+        if needs_gpus(backend) and gpus < world_size:
+            return f"{backend} needs a GPU for each of {world_size} ranks, this machine has {gpus}"
         most = self.settings.most(gpus)
         if world_size <= most:
             return ""
@@ -90,7 +91,7 @@ class Controller:
 
         Args:
             world_size: How many.
-            backend: `gloo`, `nccl`, or None for what is set.
+            backend: One of `BACKENDS`, or None for what is set.
             name: What they are for; their seeds follow from it.
 
         Raises:
@@ -99,7 +100,7 @@ class Controller:
         zygote = self.start()
         backend = self._backend(world_size, backend)
         devices = tuple(
-            f"cuda:{rank}" if backend == "nccl" else "cpu" for rank in range(world_size)
+            f"cuda:{rank}" if needs_gpus(backend) else "cpu" for rank in range(world_size)
         )
         return RankSet(
             zygote,

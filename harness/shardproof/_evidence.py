@@ -87,15 +87,19 @@ def _answer(channel: Channel, wake: Callable[[int], None]) -> None:
 
 
 def _flight_record(since_ns: int) -> dict[str, Any]:
-    """Return the unfinished collectives begun since a time."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
-    except ImportError:
-        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
-    record = json.loads(_dump_fr_trace_json(True, False))
+    """Return the unfinished collectives begun since a time, on CPUs and on GPUs."""
+    from torch._C import _distributed_c10d
+
+    # gloo's since torch 2.13, and NCCL's, which a build without CUDA lacks
+    names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    dumps = [getattr(_distributed_c10d, n) for n in names if hasattr(_distributed_c10d, n)]
     # A process that has begun no collective has a record without entries.
-    entries = [e for e in record.get("entries", ()) if e["time_created_ns"] >= since_ns]
+    recorded = [e for dump in dumps for e in json.loads(dump(True, False)).get("entries", ())]
+    entries = [e for e in recorded if e["time_created_ns"] >= since_ns]
+    entries.sort(key=lambda e: e["time_created_ns"])
     waiting = [e for e in entries if not e["retired"] and e["state"] != "completed"]
+    if not waiting and not hasattr(_distributed_c10d, names[0]):
+        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
     return {
         "waiting": [_describe(entry) for entry in waiting],
         "numbers": [e["collective_seq_id"] for e in waiting],

@@ -72,7 +72,7 @@ class Rank:
         self._store = ""
         self._reforms = 0
         self._dropped = False
-        _group.export(spec["port"])
+        _group.export(spec["port"], spec["backend"])
         side = Channel(socket.socket(fileno=evidence))
         self._pid = os.getpid()
         self._work = 0
@@ -118,6 +118,7 @@ class Rank:
         errors = self._items.end_fixtures()
         _group.drop(self._keep, self._store)
         _forget_failures()
+        _state.free_gpu_memory()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
         self._channel.send("done", errors=errors)

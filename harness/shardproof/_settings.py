@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 # Without --nproc a test on CPUs gets at most this many ranks.
 CPU_RANKS = 4
 
@@ -20,7 +20,7 @@ class Settings:
 
     Attributes:
         nproc: The default world size and the most ranks that one test gets, or None.
-        backend: `auto`, `gloo` or `nccl`.
+        backend: One of `BACKENDS`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
     """
@@ -64,6 +64,11 @@ class Settings:
         if backend == "auto":
             return "nccl" if nccl and gpus >= world_size else "gloo"
         return backend
+
+
+def needs_gpus(backend: str) -> bool:
+    """Say whether each rank of a group with this backend needs a GPU of its own."""
+    return "nccl" in backend
 
 
 def _number(text: str, kind: Any, name: str) -> Any:

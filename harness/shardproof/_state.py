@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -49,6 +50,7 @@ class GlobalState:
         if self._folder is not None and _working_directory() != self._folder:
             os.chdir(self._folder)
         self._put_back_environment()
+        free_gpu_memory()
 
     def _put_back_environment(self) -> None:
         now = dict(os.environ)
@@ -73,6 +75,15 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     if _numpy_random():
         _numpy_random().seed(seed)
+
+
+def free_gpu_memory() -> None:
+    """Hand GPU memory that nothing holds any more back to the other ranks, if there is any."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _cuda_states() -> list[Any] | None:
