@@ -11,9 +11,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD/harness:$PWD/reference:$PWD/suites:$PWD/build/gpu-packages"
 export PYTHONDONTWRITEBYTECODE=1
-# An installed plugin loads by itself; a checkout has to be named, also to the sessions in tests.
+# pytest finds the plugins by the metadata that an installation has; a checkout gets as much.
 if ! "$python" -c 'import importlib.metadata as m; m.distribution("shardproof")' 2>/dev/null; then
-  export PYTEST_PLUGINS=shardproof.plugin,shardproof_suites.plugin
+  metadata=$(mktemp -d)
+  trap 'rm -rf "$metadata"' EXIT
+  mkdir "$metadata/shardproof-0.dist-info"
+  printf 'Metadata-Version: 2.1\nName: shardproof\nVersion: 0\n' \
+    >"$metadata/shardproof-0.dist-info/METADATA"
+  printf '[pytest11]\nshardproof = shardproof.plugin\nshardproof_suites = shardproof_suites.plugin\n' \
+    >"$metadata/shardproof-0.dist-info/entry_points.txt"
+  PYTHONPATH+=":$metadata"
 fi
 
 "$python" - <<'PYTHON'
