@@ -52,6 +52,9 @@ class Controller:
         import torch
         import torch.distributed as dist
 
+        # Here, so that not every rank imports it.
+        from shardproof import _rank  # noqa: F401
+
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise RuntimeError(
                 "CUDA was initialised while tests were collected, and a process "
