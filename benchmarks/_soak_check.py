@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from shardproof._report import say_ranks
+
 from benchmarks._soak_tests import Planned
 
 DESCRIPTORS = 8  # more than that many at the end than after the first tests is a leak
@@ -63,11 +65,11 @@ def wrong(planned: Sequence[Planned], found: dict[str, Found], printed: str) -> 
 def _head(one: Planned) -> re.Pattern[str]:
     """Return the head line that the printed failure must have, with the ranks that it names."""
     assert one.kind is not None
-    everyone = f"ranks 0-{one.world - 1}"
-    alone = one.kind.ends and len(one.ranks) == 1 and one.kind.name != "skip"
-    who = f"rank {one.ranks[0]}" if alone else everyone
-    ranks = "" if one.style == "launch" else rf" \({who} of {one.world}\)"
-    return re.compile(rf"^_+ (ERROR at \w+ of )?{one.name}{ranks} _+$", re.MULTILINE)
+    # ranks that hang or disagree are all named
+    named = range(one.world) if one.kind.chosen == "some" else one.ranks
+    who = say_ranks(named)
+    suffix = "" if one.style == "launch" else rf" \({who} of {one.world}\)"
+    return re.compile(rf"^_+ (ERROR at \w+ of )?{one.name}{suffix} _+$", re.MULTILINE)
 
 
 def _shown(one: Planned, what: str, text: str) -> str:

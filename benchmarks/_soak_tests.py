@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shardproof._report import say_ranks
+
 TESTS_A_FILE = 100
 SHORT = 2.0  # seconds that a test may take which never ends by itself
 LONG = 10.0  # seconds that any other may take, on a busy machine
@@ -27,7 +29,8 @@ class Kind:
         told: A regular expression for the failure's text, with `{rank}` for what the chosen
             ranks are called and `{world}` for the world size.
         launched: The same where a launched function does it; without one it is not launched.
-        on_all: All ranks do it.
+        chosen: `one` rank does it, `some` do or `all`. Where ranks leave by it, the first one may
+            wake the next before that has come to it, so only one or all can be told for sure.
         ends: It ends before the deadline.
         place: Where it is done.
     """
@@ -37,7 +40,7 @@ class Kind:
     told: str
     launched: str = ""
     outcome: str = "failure"
-    on_all: bool = False
+    chosen: Literal["one", "some", "all"] = "one"
     ends: bool = True
     place: str = "call"
 
@@ -57,7 +60,7 @@ KINDS = (
         "assert 1 > 2, 'soak'",  # without a value that differs between the ranks
         "^{rank}: AssertionError: soak",
         _RAISED + "AssertionError: soak",
-        on_all=True,
+        chosen="all",
     ),
     Kind("exit", "os._exit(3)", "^{rank} ended with exit code 3", "^{rank} ended with exit code 3"),
     Kind(
@@ -77,18 +80,21 @@ KINDS = (
         "time.sleep(600)",
         _HUNG + "[\\s\\S]*^  {rank} never came to #",
         _HUNG + "[\\s\\S]*^  {rank} never came to #",
+        chosen="some",
         ends=False,
     ),
     Kind(
         "spin",
         "re.match('(a+)+b', 'a' * 64)  # holds the interpreter's lock",
         _HUNG + r"[\s\S]*^  {rank} never came to #[\s\S]*^{rank} \[R \(running\)\]",
+        chosen="some",
         ends=False,
     ),
     Kind(
         "skip",
         "pytest.skip('soak')",
         r"^the ranks disagree: (.*; )?{rank} skipped \(soak\)",
+        chosen="some",
     ),
     Kind("sys_exit", "sys.exit(0)", "^{rank}: SystemExit: 0", _RAISED + "SystemExit: 0"),
     Kind(
@@ -114,7 +120,8 @@ KINDS = (
     Kind(
         "mismatch",
         "dist.barrier()",
-        _HUNG + r"[\s\S]*^  {rank} waits in barrier #",
+        _HUNG + r"[\s\S]*^  {rank} waits? in barrier #",
+        chosen="some",
         ends=False,
     ),
     Kind(
@@ -165,10 +172,9 @@ class Planned:
         """What its failure's text must have."""
         if self.kind is None:
             return re.compile("")
-        last = self.world - 1
-        who = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks 0-{last}"
         pattern = self.kind.launched if self.style == "launch" else self.kind.told
-        return re.compile(pattern.format(rank=who, world=self.world, last=last), re.MULTILINE)
+        words = {"rank": say_ranks(self.ranks), "world": self.world, "last": self.world - 1}
+        return re.compile(pattern.format_map(words), re.MULTILINE)
 
 
 HEAD = """\
@@ -249,7 +255,8 @@ def _draw(draw: random.Random, index: int, faulty: bool) -> Planned:
     kinds = [kind for kind in KINDS if kind.launched or style != "launch"]
     # those that end at the deadline are slow
     kind = draw.choices(kinds, [3 if kind.ends else 1 for kind in kinds])[0]
-    ranks = tuple(range(world)) if kind.on_all else (draw.randrange(world),)
+    count = {"one": 1, "some": draw.randint(1, world - 1), "all": world}[kind.chosen]
+    ranks = tuple(sorted(draw.sample(range(world), count)))
     return Planned(f"test_{index:04}_{kind.name}", style, world, kind, ranks)
 
 
