@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks._fault_files import Fault, faulty_name, healthy_name
 
-# Words of the tools for "rank 1"; the last two are torchrun's, before a line and in its summary.
-_RANK_1 = re.compile(r"\b(rank|process)s? ?1\b|\[default1\]|\brank *: 1\b", re.IGNORECASE)
-_RANK_0 = re.compile(r"\b(rank|process) 0\b", re.IGNORECASE)
-# What a tool says of each process, and blames nobody with.
-_NO_BLAME = re.compile(r"Started process \d")
+# Words of the tools for a rank; the second is of torchrun's summary, the third before its lines.
+_RANK_1 = re.compile(r"\b(rank|process)s? ?1\b|\brank *: 1\b|\[default1\]", re.IGNORECASE)
+_RANK_0 = re.compile(r"\b(rank|process)s? ?0\b|\brank *: 0\b", re.IGNORECASE)
+# Lines that blame nobody: on each process's start, and torch's own source in a long traceback.
+_NO_BLAME = re.compile(r"Started process \d|# Rank \d")
 
 
 @dataclass(frozen=True, slots=True)
