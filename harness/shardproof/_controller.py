@@ -271,7 +271,8 @@ def _tell_of_fixtures(reports: list[pytest.TestReport], text: str) -> None:
         last.outcome = "failed"
         last.longrepr = f"ending wider fixtures:\n{text}"
     else:
-        last.sections.append(("ending wider fixtures", text))
+        failed = next((report for report in reports if report.failed), last)
+        failed.sections.append(("ending wider fixtures", text))
 
 
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:

@@ -11,6 +11,7 @@ import stat
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
-_ABORT = 2.0  # seconds that leaving a group of NCCL may take
+_LEAVE = 2.0  # seconds that each step of leaving a group of NCCL may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +149,30 @@ def drop(keep: set[int], store: str) -> None:
 
     if not dist.is_initialized():
         return
-    if needs_gpus(dist.get_backend()) and not _aborted_in_time():
-        return
+    on_gpus = needs_gpus(dist.get_backend())
+    if on_gpus:
+        _within_deadline(dist.distributed_c10d._abort_process_group)
     cut(keep, store)
     if dist.is_initialized():
-        with suppress(RuntimeError, ValueError, AssertionError):
-            dist.destroy_process_group()
+        if on_gpus:
+            _within_deadline(dist.destroy_process_group)
+        else:
+            _leave(dist.destroy_process_group)
 
 
-def _aborted_in_time() -> bool:
-    """Abort all communicators of NCCL, and say whether it returned; a stuck GPU may hold it up."""
-    import torch.distributed as dist
+def _within_deadline(leave: Callable[[], None]) -> None:
+    """Leave groups of NCCL, or give up: a stuck GPU may hold it up, and this rank is to report.
 
-    def abort() -> None:
-        with suppress(RuntimeError, AttributeError):
-            dist.distributed_c10d._abort_process_group()
-
-    thread = threading.Thread(target=abort, name="shardproof-abort", daemon=True)
+    A rank that has not left can't form the next group; then the whole set is started anew.
+    """
+    thread = threading.Thread(target=_leave, args=(leave,), name="shardproof-leave", daemon=True)
     thread.start()
-    thread.join(_ABORT)
-    return not thread.is_alive()
+    thread.join(_LEAVE)
+
+
+def _leave(leave: Callable[[], None]) -> None:
+    with suppress(RuntimeError, ValueError, AssertionError, AttributeError):
+        leave()
 
 
 def cut(keep: set[int], store: str) -> None:

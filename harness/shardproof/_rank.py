@@ -158,7 +158,7 @@ class Rank:
     def _on_run(self, message: Message) -> None:
         result = self._items.run(**message.fields)
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
-        whole = _group.is_whole(self._group) and not self._reforms
+        whole = _group.is_whole(self._group) and not self._reforms and not self._dropped
         self._channel.send("done", whole=whole, **result)
 
     def _on_call(self, message: Message) -> None:

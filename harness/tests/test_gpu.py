@@ -44,6 +44,47 @@ def test_backend_of_both_is_an_option(inner: Inner) -> None:
     session.stdout.fnmatch_lines([f"SKIPPED *::test_it - Skipped: {BOTH} needs a GPU for each *"])
 
 
+STUCK = """
+import time
+import torch.distributed as dist
+from shardproof import _group
+
+def stuck():
+    time.sleep(60)
+
+_group.needs_gpus = lambda backend: True
+_group._LEAVE = 0.2
+dist.distributed_c10d._abort_process_group = stuck
+dist.destroy_process_group = stuck
+"""
+
+
+def test_gpu_that_lets_no_rank_leave_hides_no_failure(inner: Inner) -> None:
+    inner.write(conftest=STUCK)
+    session = inner.run(
+        """
+@ranks(2)
+def test_fails(world):
+    if world.rank == 1:
+        raise ValueError("mine alone")
+    reduce()
+
+@ranks(2)
+def test_after(world):
+    assert world.gather(world.rank) == [0, 1]
+""",
+        timeout=60,
+    )
+    session.result.assert_outcomes(passed=1, failed=1)
+    session.match_failure(
+        "test_fails",
+        "*test_fails (rank 1 of 2)*",
+        "E*ValueError: mine alone",
+        "2 ranks did not form a process group",
+        "The next test starts ranks anew.",
+    )
+
+
 @needs_gpu
 @pytest.mark.parametrize("backend", ["nccl", "auto", BOTH])
 def test_each_rank_has_a_gpu_of_its_own(inner: Inner, backend: str) -> None:
