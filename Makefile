@@ -22,7 +22,7 @@ ready := .venv/.ready
 $(shell test "$$(cat $(ready) 2>/dev/null)" = "$$PWD" && test -x $(python) || rm -f $(ready))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv conformance test lint format bench clean
+.PHONY: help venv conformance test lint format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,9 @@ format: $(ready) ## write the format that lint wants
 
 bench: $(ready) ## measure beside torch's own test classes and torchrun
 	$(python) -m benchmarks.run $(ARGS)
+
+soak: $(ready) ## run thousands of rank tests, a random fault in every tenth
+	$(python) -m benchmarks.soak $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,7 +45,7 @@ def seconds(command: Sequence[str | Path], cwd: Path, *, status: int = 0) -> tup
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=_environment(),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -60,7 +60,7 @@ def seconds(command: Sequence[str | Path], cwd: Path, *, status: int = 0) -> tup
     return spent, done.stdout
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return this environment without what an outer pytest or torchrun would tell a run."""
     ours = ("PYTEST_", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -38,7 +38,11 @@ def duration(seconds: float) -> str:
 
 def render(figures: Sequence[Figure]) -> str:
     """Lay the figures out as a Markdown table, its columns aligned."""
-    rows = [HEADINGS, *(_cells(figure) for figure in figures)]
+    return markdown([HEADINGS, *(_cells(figure) for figure in figures)])
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Lay rows of cells, the headings first, out as a Markdown table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     lines.insert(1, _line(["-" * width for width in widths], widths))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("engine", "oracle")
+BENCHMARKS = ("engine", "faults", "oracle")
 
 
 def main() -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardproof._launch import Launch
     from shardproof._world import World, current_world
-    from shardproof.errors import RankFailure, RankOutcome
+    from shardproof.errors import LeakWarning, RankFailure, RankOutcome
 
-__all__ = ["Launch", "RankFailure", "RankOutcome", "World", "current_world"]
+__all__ = ["Launch", "LeakWarning", "RankFailure", "RankOutcome", "World", "current_world"]
 
 _HOMES = {
     "Launch": "shardproof._launch",
+    "LeakWarning": "shardproof.errors",
     "RankFailure": "shardproof.errors",
     "RankOutcome": "shardproof.errors",
     "World": "shardproof._world",

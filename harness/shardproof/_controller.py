@@ -16,7 +16,7 @@ from shardproof._conversation import Ending
 from shardproof._merge import Merger
 from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
-from shardproof._settings import RanksMark, Settings
+from shardproof._settings import RanksMark, Settings, needs_gpus
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -54,6 +54,9 @@ class Controller:
         import torch
         import torch.distributed as dist
 
+        # Here, so that not every rank imports it.
+        from shardproof import _rank  # noqa: F401
+
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise RuntimeError(
                 "CUDA was initialised while tests were collected, and a process "
@@ -72,15 +75,16 @@ class Controller:
         facts = self.start().facts
         most = self.settings.most(facts["gpus"])
         backend = self._backend(most, None)
-        device = f"{facts['gpus']} GPUs" if backend == "nccl" else "cpu"
+        device = f"{facts['gpus']} GPUs" if needs_gpus(backend) else "cpu"
         torch = importlib.metadata.version("torch")
         return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
 
     def refusal(self, world_size: int, backend: str | None) -> str:
         """Return why a world of this size can't run here, or an empty string."""
         gpus = self.start().facts["gpus"]
-        if self._backend(world_size, backend) == "nccl" and gpus < world_size:
-            return f"nccl needs a GPU for each of {world_size} ranks, this machine has {gpus}"
+        backend = self._backend(world_size, backend)
+        if needs_gpus(backend) and gpus < world_size:
+            return f"{backend} needs a GPU for each of {world_size} ranks, this machine has {gpus}"
         most = self.settings.most(gpus)
         if world_size <= most:
             return ""
@@ -92,7 +96,7 @@ class Controller:
 
         Args:
             world_size: How many.
-            backend: `gloo`, `nccl`, or None for what is set.
+            backend: One of `BACKENDS`, or None for what is set.
             name: What they are for; their seeds follow from it.
 
         Raises:
@@ -101,7 +105,7 @@ class Controller:
         zygote = self.start()
         backend = self._backend(world_size, backend)
         devices = tuple(
-            f"cuda:{rank}" if backend == "nccl" else "cpu" for rank in range(world_size)
+            f"cuda:{rank}" if needs_gpus(backend) else "cpu" for rank in range(world_size)
         )
         return RankSet(
             zygote,
@@ -271,7 +275,8 @@ def _add_failure(reports: list[pytest.TestReport], title: str, text: str) -> Non
         last.outcome = "failed"
         last.longrepr = f"{title}: {text}"
     else:
-        last.sections.append((title, text))
+        failed = next((report for report in reports if report.failed), last)
+        failed.sections.append((title, text))
 
 
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:

@@ -25,6 +25,8 @@ from shardproof._channel import Channel
 from shardproof.errors import ChannelError
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 7 * hasattr(signal, "SIGRTMIN")
+# Gloo has its recorder since torch 2.13. A build without CUDA lacks NCCL's.
+_GLOO_RECORDER, _NCCL_RECORDER = "_dump_fr_trace_json", "_dump_nccl_trace_json"
 _THREAD_NAME = "shardproof-evidence"
 _RANK_LOOP = re.compile(re.escape(str(Path(__file__).with_name("_rank.py"))) + r".* in serve$")
 _LAYERS = (str(Path(__file__).parent), "/_pytest/", "/pluggy/", "/torch/distributed/c10d_logger.py")
@@ -88,21 +90,23 @@ def _answer(channel: Channel, wake: Callable[[int], None]) -> None:
         return
 
 
-def _entries(since_ns: int) -> list[dict[str, Any]] | None:
-    """Return the flight recorder's entries since a time, or None if there is no recorder."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    record = json.loads(_dump_fr_trace_json(True, False))
+def _entries(since_ns: int) -> list[dict[str, Any]]:
+    """Return the flight recorders' entries since a time, of CPUs and of GPUs, oldest first."""
+    from torch._C import _distributed_c10d
+
+    dumps = [getattr(_distributed_c10d, name, None) for name in (_GLOO_RECORDER, _NCCL_RECORDER)]
     # A process that has begun no collective has a record without entries.
-    return [e for e in record.get("entries", ()) if e["time_created_ns"] >= since_ns]
+    recorded = [
+        e for dump in dumps if dump for e in json.loads(dump(True, False)).get("entries", ())
+    ]
+    entries = [e for e in recorded if e["time_created_ns"] >= since_ns]
+    return sorted(entries, key=lambda e: e["time_created_ns"])
 
 
 def _begun(since_ns: int) -> dict[str, Any]:
     """Return the collectives begun since a time, by their group's name."""
     groups: dict[str, list[str]] = {}
-    for entry in _entries(since_ns) or ():
+    for entry in _entries(since_ns):
         if not entry["is_p2p"]:
             groups.setdefault(entry["process_group"][0], []).append(_describe(entry))
     return {"groups": groups}
@@ -110,10 +114,12 @@ def _begun(since_ns: int) -> dict[str, Any]:
 
 def _flight_record(since_ns: int) -> dict[str, Any]:
     """Return the unfinished collectives begun since a time."""
+    from torch._C import _distributed_c10d
+
     entries = _entries(since_ns)
-    if entries is None:
-        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
     waiting = [e for e in entries if not e["retired"] and e["state"] != "completed"]
+    if not waiting and not hasattr(_distributed_c10d, _GLOO_RECORDER):
+        return {"note": "this torch has no flight recorder for gloo (2.13 has)"}
     return {
         "waiting": [_describe(entry) for entry in waiting],
         "numbers": [e["collective_seq_id"] for e in waiting],

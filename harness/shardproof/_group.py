@@ -9,7 +9,9 @@ import os
 import socket
 import stat
 import sys
+import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardproof import _linux
+from shardproof._settings import needs_gpus
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
+_LEAVE = 2.0  # seconds that each step of leaving a group of NCCL may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +77,22 @@ def form(place: Place, store: str, timeout: float) -> None:
     )
 
 
-def export(port: int) -> None:
+def export(port: int, backend: str) -> None:
     """Set what code that forms a group by `env://`, or gloo itself, looks for.
 
     Args:
         port: A free port, for a group that a test forms itself.
+        backend: The backend of the default group.
     """
     os.environ.update(GROUP_RANK="0", MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port))
     # Gloo otherwise resolves the host's name, which may be slow or lead outside.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    if needs_gpus(backend):
+        # Its watchdog would end a process whose peer has left; torch before 2.9 records nothing
+        # unless it is told to.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def default() -> dist.ProcessGroup | None:
@@ -146,13 +157,30 @@ def drop(keep: set[int], store: str) -> None:
 
     if not dist.is_initialized():
         return
-    if dist.get_backend() == "nccl":
-        with suppress(RuntimeError, AttributeError):
-            dist.distributed_c10d._abort_process_group()
+    on_gpus = needs_gpus(dist.get_backend())
+    if on_gpus:
+        _within_deadline(dist.distributed_c10d._abort_process_group)
     cut(keep, store)
     if dist.is_initialized():
-        with suppress(RuntimeError, ValueError, AssertionError):
-            dist.destroy_process_group()
+        if on_gpus:
+            _within_deadline(dist.destroy_process_group)
+        else:
+            _leave(dist.destroy_process_group)
+
+
+def _within_deadline(leave: Callable[[], None]) -> None:
+    """Leave groups of NCCL, or give up: a stuck GPU may hold it up, and this rank is to report.
+
+    A rank that has not left can't form the next group; then the whole set is started anew.
+    """
+    thread = threading.Thread(target=_leave, args=(leave,), name="shardproof-leave", daemon=True)
+    thread.start()
+    thread.join(_LEAVE)
+
+
+def _leave(leave: Callable[[], None]) -> None:
+    with suppress(RuntimeError, ValueError, AssertionError, AttributeError):
+        leave()
 
 
 def cut(keep: set[int], store: str) -> None:

@@ -44,7 +44,7 @@ class Launch:
             function: A function of an importable module or of the test's module.
             *args: Its arguments; anything that can be pickled.
             world_size: How many ranks; by default `--nproc`, else all GPUs, else 4.
-            backend: `gloo` or `nccl`; by default what is set.
+            backend: `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; by default what is set.
             timeout: Seconds from when the ranks are ready; by default `--ranks-timeout`.
             **kwargs: Its keyword arguments.
 

@@ -72,7 +72,7 @@ class Rank:
         self._store = ""
         self._reforms = 0
         self._dropped = False
-        _group.export(spec["port"])
+        _group.export(spec["port"], spec["backend"])
         side = Channel(socket.socket(fileno=evidence))
         self._pid = os.getpid()
         self._work = 0
@@ -120,6 +120,7 @@ class Rank:
         errors = self._items.end_fixtures()
         _group.drop(self._keep, self._store)
         _forget_failures()
+        _state.free_gpu_memory()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
         self._channel.send("done", errors=errors)
@@ -163,7 +164,8 @@ class Rank:
     def _on_run(self, message: Message) -> None:
         result = self._items.run(**message.fields)
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
-        whole = _group.is_whole(self._group) and not self._reforms and not result.get("left")
+        whole = _group.is_whole(self._group) and not (self._reforms or self._dropped)
+        whole = whole and not result.get("left")
         self._channel.send("done", whole=whole, **result)
 
     def _on_call(self, message: Message) -> None:

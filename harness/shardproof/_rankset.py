@@ -24,7 +24,7 @@ class Setting:
 
     Attributes:
         world_size: How many ranks.
-        backend: `gloo` or `nccl`.
+        backend: One of `BACKENDS` but `auto`.
         devices: Each rank's device.
         seed: Seed of rank 0; rank r has `seed + r`.
         basetemp: The controller's base temporary folder.

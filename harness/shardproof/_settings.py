@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 # Without --nproc a test on CPUs gets at most this many ranks.
 CPU_RANKS = 4
 
@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         nproc: The default world size and the most ranks that one test gets, or None.
-        backend: `auto`, `gloo` or `nccl`.
+        backend: One of `BACKENDS`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
         log: Folder that keeps what each rank prints, or None.
@@ -77,6 +77,11 @@ def _log_folder(config: pytest.Config) -> Path | None:
     if folder.exists() and not folder.is_dir():
         raise pytest.UsageError(f"--ranks-log wants a folder, and {wanted} is a file")
     return folder
+
+
+def needs_gpus(backend: str) -> bool:
+    """Say whether each rank of a group with this backend needs a GPU of its own."""
+    return "nccl" in backend
 
 
 def _number(text: str, kind: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -48,6 +49,7 @@ class GlobalState:
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
         self._put_back_environment()
+        free_gpu_memory()
         changed = []
         for (name, value), (_, read, write) in zip(self._settings, _settings(), strict=True):
             if value is not None and (now := read()) != value:
@@ -82,6 +84,15 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     if _numpy_random():
         _numpy_random().seed(seed)
+
+
+def free_gpu_memory() -> None:
+    """Hand GPU memory that nothing holds any more back to the other ranks, if there is any."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _cuda_states() -> list[Any] | None:

@@ -25,7 +25,7 @@ class World:
     Attributes:
         rank: This process's rank, from 0.
         world_size: How many ranks there are.
-        backend: `gloo` or `nccl`.
+        backend: `gloo`, `nccl` or `cpu:gloo,cuda:nccl`.
     """
 
     def __init__(self, place: Place, reform: Reform) -> None:

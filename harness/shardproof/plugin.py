@@ -26,6 +26,8 @@ _MARK = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--nproc` and the `--ranks-*` options, with an ini option beside each."""
+    from shardproof._settings import BACKENDS
+
     group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
     group.addoption(
         "--nproc",
@@ -36,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--ranks-backend",
-        choices=("auto", "gloo", "nccl"),
+        choices=BACKENDS,
         help="backend of the default process group. Default auto: nccl with at least as many "
         "GPUs as ranks, else gloo.",
     )

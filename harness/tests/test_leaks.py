@@ -194,7 +194,7 @@ def test_leak_is_an_error_where_warnings_are(inner: Inner) -> None:
 
 
 def test_leak_may_be_ignored(inner: Inner) -> None:
-    option = "ignore::shardproof.errors.LeakWarning"
+    option = "ignore::shardproof.LeakWarning"
     session = inner.run(LEAKS, "-k", "test_thread or test_all", "-W", option)
     session.result.assert_outcomes(passed=2, deselected=8)
 

@@ -13,7 +13,7 @@ from ._inner import Inner
         ("ranks(0)", "mark ranks wants a number of ranks, got 0"),
         ("ranks(True)", "mark ranks wants a number of ranks, got True"),
         ("ranks('2')", "mark ranks wants a number of ranks, got '2'"),
-        ("ranks(2, backend='mpi')", "mark ranks: backend is one of auto, gloo, nccl, got 'mpi'"),
+        ("ranks(2, backend='mpi')", "mark ranks: backend is one of auto, gloo, nccl, *, got 'mpi'"),
         ("ranks(2, timeout=0)", "mark ranks wants a timeout in s, got 0"),
         ("ranks(2, timeout='1')", "mark ranks wants a timeout in s, got '1'"),
         ("ranks(2, timeout=True)", "mark ranks wants a timeout *, got True"),

@@ -120,7 +120,7 @@ def test_mark_wins(world):
         ("-onproc=many", "the ini option nproc wants a number, got 'many'"),
         ("-onproc=-1", "--nproc wants at least 1 rank, got -1"),
         ("-oranks_timeout=long", "the ini option ranks_timeout wants a number, got 'long'"),
-        ("-oranks_backend=mpi", "ranks_backend is one of auto, gloo, nccl, got 'mpi'"),
+        ("-oranks_backend=mpi", "ranks_backend is one of auto, gloo, nccl, *, got 'mpi'"),
     ],
 )
 def test_bad_option_is_a_usage_error(pytester: pytest.Pytester, argument: str, says: str) -> None:
