@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 import pytest
 
 from shardproof import _capture
-from shardproof._conversation import Ending
+from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings
+from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -34,6 +35,7 @@ class Controller:
         self._marks = [RanksMark.of(item) for item in session.items]
         self._launched = 0
         self._exit: list[Any] = []
+        self._terminal = Terminal(_capture.stdin_is_terminal(session.config), settings.pdb)
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -103,6 +105,7 @@ class Controller:
         )
         return RankSet(
             zygote,
+            self._terminal,
             Setting(
                 world_size=world_size,
                 backend=backend,
@@ -145,13 +148,13 @@ class Controller:
         began = time.monotonic()
         endings = ranks.run("run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
+        self._exit = exit_asked(endings)
         problems = self._tidy(ranks, mark.isolate)
         if problems:
             _tell_of_fixtures(reports, "\n".join(problems))
+        elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
+            reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
-        for ending in endings:
-            if ending.done is not None and "exit" in ending.done.fields:
-                self._exit = ending.done.fields["exit"]
         return reports
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:

@@ -25,7 +25,7 @@ _MARK = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--nproc` and the `--ranks-*` options, with an ini option beside each."""
+    """Add `--nproc` and the `--ranks-*` options, and an ini option for each but `--ranks-pdb`."""
     group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
     group.addoption(
         "--nproc",
@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ranks-strict",
         action="store_true",
         help="fail a test that needs more ranks than it may have, instead of skipping it.",
+    )
+    group.addoption(
+        "--ranks-pdb",
+        type=int,
+        metavar="R",
+        help="the rank that gets the terminal for --pdb, --trace and breakpoint(). Default: the "
+        "first that asks; with --trace rank 0.",
     )
     parser.addini("nproc", "default of --nproc", default="")
     parser.addini("ranks_backend", "default of --ranks-backend", default="auto")
