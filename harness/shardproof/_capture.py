@@ -20,12 +20,12 @@ def leave_inherited(config: pytest.Config) -> None:
         manager._global_capturing = None
 
 
-def start_own(config: pytest.Config, log_file: int | None, stack_file: int) -> list[int]:
-    """In a rank: send output outside of tests to a file, and capture tests as pytest does.
+def start_own(config: pytest.Config, log_file: int, stack_file: int) -> list[int]:
+    """In a rank: send output outside of tests away, and capture tests as pytest does.
 
     Args:
         config: pytest's configuration, as copied by the fork.
-        log_file: Descriptor for standard output and error, or None to leave them (`-s`).
+        log_file: Descriptor for standard output and error: a file, or with `-s` a pipe.
         stack_file: Descriptor for the stacks that pytest's faulthandler plugin dumps.
 
     Returns:
@@ -34,9 +34,8 @@ def start_own(config: pytest.Config, log_file: int | None, stack_file: int) -> l
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    if log_file is not None:
-        os.dup2(log_file, 1)
-        os.dup2(log_file, 2)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = io.TextIOWrapper(
             os.fdopen(descriptor, "wb", buffering=0, closefd=False),

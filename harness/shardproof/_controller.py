@@ -14,6 +14,7 @@ import pytest
 from shardproof import _capture
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
+from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings
 from shardproof._terminal import Terminal
@@ -35,7 +36,12 @@ class Controller:
         self._marks = [RanksMark.of(item) for item in session.items]
         self._launched = 0
         self._exit: list[Any] = []
-        self._terminal = Terminal(_capture.stdin_is_terminal(session.config), settings.pdb)
+        self._output = Output(session.config, settings.log)
+        self._terminal = Terminal(
+            _capture.stdin_is_terminal(session.config),
+            settings.pdb,
+            session.config.getoption("trace", False),
+        )
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -112,7 +118,7 @@ class Controller:
                 devices=devices,
                 seed=zlib.crc32(name.encode()),
                 basetemp=str(self._basetemp),
-                capture=self._session.config.getoption("capture", "no") != "no",
+                output=self._output,
             ),
         )
 
@@ -146,7 +152,7 @@ class Controller:
         }
         self._launched += 1
         began = time.monotonic()
-        endings = ranks.run("run", fields, timeout)
+        endings = ranks.run(item.nodeid, "run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
         self._exit = exit_asked(endings)
         problems = self._tidy(ranks, mark.isolate)

@@ -6,6 +6,7 @@ import selectors
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shardproof import _linux
@@ -85,15 +86,21 @@ class Conversation:
         with selectors.DefaultSelector() as selector, self._loan:
             selector.register(self._zygote, selectors.EVENT_READ)
             for rank in self._ranks:
-                selector.register(rank.channel, selectors.EVENT_READ, rank)
+                listen = partial(self._listen, rank)
+                selector.register(rank.channel, selectors.EVENT_READ, listen)
+                if rank.lines is not None:
+                    selector.register(rank.lines, selectors.EVENT_READ, rank.lines.pump)
             while not all(ending.ended for ending in self._endings.values()):
                 ready = selector.select(self._patience(deadline))
                 for key, _ in ready:
-                    if key.data is not None and not self._listen(key.data):
+                    if key.data is not None and not key.data():
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
                 if not self._loan.out:
                     self._act(deadline + self._loan.held)
+        for rank in self._ranks:
+            if rank.lines is not None and not rank.gone:
+                rank.lines.drain()
         if kind == "call" and self._trouble():
             for rank in self._ranks:
                 if not rank.gone:
@@ -119,7 +126,9 @@ class Conversation:
         elif message.kind == "arrive":
             self._arrive(rank)
         elif message.kind == "debug":
-            self._loan.ask(rank, message.fields["why"])
+            if rank.lines is not None:
+                rank.lines.drain()  # what it has printed comes before its prompt
+            self._loan.ask(rank, message.fields["failed"])
         elif message.kind == "returned":
             self._loan.returned(rank)
         elif message.kind == "done":

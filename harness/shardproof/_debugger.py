@@ -127,7 +127,7 @@ class Debugger:
             return True
         if os.getpid() != self._pid or threading.current_thread() != threading.main_thread():
             pytest.fail(_NOT_THE_RANK)
-        self._channel.send("debug", why=why)
+        self._channel.send("debug", failed=why == "failure")
         answer = self._channel.receive().fields
         if answer["lent"]:
             try:

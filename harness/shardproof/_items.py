@@ -16,6 +16,7 @@ from _pytest.runner import runtestprotocol
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
+from shardproof._output import append, shortened
 
 PUT_BACK_FIXTURE = "_ranks_put_back"
 
@@ -28,6 +29,7 @@ class ItemRunner:
         channel: Where reports go.
         place: This rank's place.
         basetemp: The controller's base temporary folder.
+        log: Path of the file that keeps this rank's output, or an empty string.
         fail: Called with the exception at once when a phase fails; returns facts to report.
         leave: Called after that, to leave the process group.
         debugger: This rank's debugger.
@@ -39,12 +41,14 @@ class ItemRunner:
         channel: Channel,
         place: Place,
         basetemp: str,
+        log: str,
         fail: Callable[[BaseException], dict[str, Any]],
         leave: Callable[[], None],
         debugger: Debugger,
     ) -> None:
         self._session = session
         self._channel = channel
+        self._log = log
         self._fail = fail
         self._leave = leave
         self._debugger = debugger
@@ -157,12 +161,20 @@ class ItemRunner:
             report.outcome = "failed"
             report.longrepr = "\n".join(str(subtest.longrepr) for subtest in self._subtests)
         self._subtests = []
+        report.sections = self._kept(report)
         report.user_properties = [(str(k), _plain(v)) for k, v in report.user_properties]
         hook = item.config.hook
         data = hook.pytest_report_to_serializable(config=item.config, report=report)
         self._channel.send("report", report=data, **self._facts)
         self._facts = {}
         return report
+
+    def _kept(self, report: pytest.TestReport) -> list[tuple[str, str]]:
+        """Add what was captured in a phase to the log; return what the report is to hold of all."""
+        for title, content in report.sections:
+            if title.startswith("Captured ") and title.endswith(f" {report.when}"):
+                append(self._log, f"--- {title}\n{content}")
+        return [(title, shortened(content)) for title, content in report.sections]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what failed in subtests, which pytest reports by themselves and only here."""

@@ -65,10 +65,11 @@ class Launch:
             (pytest.fail if controller.settings.strict else pytest.skip)(refusal)
         payload = _pickled(function, args, kwargs)
         limit = timeout or controller.settings.timeout
-        ranks = controller.new_ranks(size, backend, f"{self._nodeid}/{self._count}")
+        name = f"{self._nodeid}/{self._count}"
+        ranks = controller.new_ranks(size, backend, name)
         self._count += 1
         try:
-            endings = ranks.run("call", {}, limit, payload)
+            endings = ranks.run(name, "call", {}, limit, payload)
         finally:
             ranks.finish() if ranks.whole else ranks.kill()
         if asked := exit_asked(endings):

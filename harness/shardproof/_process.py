@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from shardproof import _evidence
 from shardproof._channel import Channel
 from shardproof._evidence import Evidence
+from shardproof._output import Lines, Output, read_shortened
 from shardproof._zygote import Zygote
 from shardproof.errors import ChannelError
 
@@ -18,40 +22,50 @@ _ANSWER = 1.0  # seconds that a rank may take to give its evidence
 
 
 class RankProcess:
-    """One rank's process, its channels and its files."""
+    """One rank's process, its channels and its files.
 
-    def __init__(self, zygote: Zygote, spec: dict[str, Any], capture: bool) -> None:
+    Args:
+        zygote: Where it is forked from.
+        spec: What it is told of itself.
+        output: Where its output goes.
+    """
+
+    def __init__(self, zygote: Zygote, spec: dict[str, Any], output: Output) -> None:
         control, theirs = socket.socketpair()
         evidence, side = socket.socketpair()
         self.rank: int = spec["rank"]
         self.channel = Channel(control, timeout=30)
         self.evidence = Channel(evidence, timeout=_ANSWER)
         self.stack_file = _temporary_file()
-        self.log_file = _temporary_file() if capture else None
-        self.captured: list[int] = []
-        passed = [theirs.fileno(), side.fileno(), self.stack_file]
-        if self.log_file is not None:
-            passed.append(self.log_file)
-        self.pid = zygote.fork_rank(spec, passed)
+        self._output = output
+        self.lines = None if output.captured else Lines(partial(output.show, self.rank))
+        self._log_file = _temporary_file() if self.lines is None else self.lines.writer
+        self._captured: list[int] = []
+        passed = [theirs.fileno(), side.fileno(), self.stack_file, self._log_file]
+        self.pid = zygote.fork_rank({**spec, "log": output.log_of(self.rank)}, passed)
         theirs.close()
         side.close()
+        if self.lines is not None:
+            os.close(self.lines.writer)
         self.gone = False
 
     def output(self) -> str:
         """Return what the rank printed and nobody has read: of this phase, and outside of tests."""
-        texts = [_read(descriptor) for descriptor in (*self.captured, self.log_file) if descriptor]
+        if self.lines is not None:
+            return ""  # it has been shown
+        texts = [read_shortened(descriptor) for descriptor in (*self._captured, self._log_file)]
         return "".join(text for text in texts if text.strip())
 
     def fatal_stack(self) -> str:
         """Return the stack that a fatal signal has left behind, or an empty string."""
-        dump = _read(self.stack_file)
+        dump = read_shortened(self.stack_file)
         return _evidence.main_stack(dump[dump.find("Fatal Python error") :]) if dump else ""
 
     def open_captured(self, descriptors: list[int]) -> None:
         """Open the files that the rank captures output in, to read them when it is dead."""
         for descriptor in descriptors:
             with suppress(OSError):
-                self.captured.append(os.open(f"/proc/{self.pid}/fd/{descriptor}", os.O_RDONLY))
+                self._captured.append(os.open(f"/proc/{self.pid}/fd/{descriptor}", os.O_RDONLY))
 
     def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Send a message; a rank that is dead or stopped is found to be so by other means."""
@@ -72,16 +86,22 @@ class RankProcess:
         self.gone = True
         self.channel.close()
         self.evidence.close()
-        for descriptor in (self.stack_file, self.log_file, *self.captured):
-            if descriptor is not None:
+        if self.lines is None:
+            for descriptor in (*self._captured, self._log_file):
+                self._keep(descriptor)
                 os.close(descriptor)
+        else:
+            self.lines.close()
+        os.close(self.stack_file)
+
+    def _keep(self, descriptor: int) -> None:
+        """Add what nobody has read to the rank's log."""
+        if path := self._output.log_of(self.rank):
+            with Path(path).open("ab") as log, os.fdopen(os.dup(descriptor), "rb") as file:
+                file.seek(0)
+                shutil.copyfileobj(file, log)
 
 
 def _temporary_file() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _read(descriptor: int) -> str:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, size, 0).decode(errors="replace")

@@ -34,9 +34,10 @@ def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) 
 
     Args:
         session: The collected session, as copied by the fork.
-        spec: `rank`, `world_size`, `backend`, `device`, `seed`, `basetemp`, `form_timeout`.
-        descriptors: The control and the evidence socket, the stack file and, unless output is
-            not captured, the log file.
+        spec: `rank`, `world_size`, `backend`, `device`, `seed`, `basetemp`, `form_timeout`,
+            `port`, `log`.
+        descriptors: The control and the evidence socket, the stack file, and where output goes
+            that is not captured.
     """
     code = 1
     try:
@@ -56,13 +57,12 @@ class Rank:
     def __init__(
         self, session: pytest.Session, spec: dict[str, Any], descriptors: list[int]
     ) -> None:
-        control, evidence, stack_file, *log_file = descriptors
+        control, evidence, stack_file, log_file = descriptors
         os.setpgid(0, 0)
         _linux.end_with_parent(signal.SIGKILL)
         _linux.adopt_orphans()
         _linux.let_go_of_all_but(set(descriptors))
-        log = log_file[0] if log_file else None
-        captured = _capture.start_own(session.config, log, stack_file)
+        captured = _capture.start_own(session.config, log_file, stack_file)
         self._channel = Channel(socket.socket(fileno=control))
         self._form_timeout: float = spec["form_timeout"]
         self._place = Place(spec["rank"], spec["world_size"], spec["backend"], spec["device"])
@@ -86,6 +86,7 @@ class Rank:
             self._channel,
             self._place,
             spec["basetemp"],
+            spec["log"],
             self.fail,
             self.leave,
             self._debugger,

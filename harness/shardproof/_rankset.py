@@ -10,6 +10,7 @@ from typing import Any
 
 from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
+from shardproof._output import Output
 from shardproof._process import RankProcess
 from shardproof._report import hang
 from shardproof._terminal import Terminal
@@ -27,7 +28,7 @@ class Setting:
         devices: Each rank's device.
         seed: Seed of rank 0; rank r has `seed + r`.
         basetemp: The controller's base temporary folder.
-        capture: Whether output goes to files.
+        output: Where what they print goes.
         start_timeout: Seconds that start and group may take.
     """
 
@@ -36,7 +37,7 @@ class Setting:
     devices: tuple[str, ...]
     seed: int
     basetemp: str
-    capture: bool
+    output: Output
     start_timeout: float = 60.0
 
 
@@ -102,22 +103,25 @@ class RankSet:
             "form_timeout": setting.start_timeout,
             "port": self._port,
         }
-        return RankProcess(self._zygote, spec, setting.capture)
+        return RankProcess(self._zygote, spec, setting.output)
 
     def run(
-        self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
+        self, name: str, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
     ) -> list[Ending]:
         """Give every rank the same work and wait until each has ended it or is dead.
 
         Afterwards `whole` says whether the set can be used on; if not, `restore` it.
 
         Args:
+            name: What it is, for the ranks' logs.
             kind: The command.
             fields: Its arguments.
             timeout: Seconds, from now.
             payload: Bytes that go with it.
         """
         self.whole = False  # until they have ended it: an interrupt may come between
+        for number in range(self.setting.world_size):
+            self.setting.output.keep(number, f"===== {name} =====")
         endings = self._converse(kind, fields, timeout, payload)
         self.whole = not any(rank.gone for rank in self._ranks) and all(
             ending.done is not None and ending.done.fields.get("whole", ending.failed_at is None)

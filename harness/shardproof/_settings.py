@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Settings:
         backend: `auto`, `gloo` or `nccl`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
+        log: Folder that keeps what each rank prints, or None.
         pdb: The one rank that may have the terminal for a debugger, or None for the first.
     """
 
@@ -30,6 +32,7 @@ class Settings:
     backend: str
     timeout: float
     strict: bool
+    log: Path | None
     pdb: int | None
 
     @classmethod
@@ -57,7 +60,7 @@ class Settings:
         pdb = config.getoption("ranks_pdb")
         if pdb is not None and pdb < 0:
             raise pytest.UsageError(f"--ranks-pdb wants a rank, counted from 0, got {pdb}")
-        return cls(nproc, backend, timeout, bool(strict), pdb)
+        return cls(nproc, backend, timeout, bool(strict), _log_folder(config), pdb)
 
     def most(self, gpus: int) -> int:
         """Return the most ranks that one test may have on this machine."""
@@ -69,6 +72,16 @@ class Settings:
         if backend == "auto":
             return "nccl" if nccl and gpus >= world_size else "gloo"
         return backend
+
+
+def _log_folder(config: pytest.Config) -> Path | None:
+    wanted = config.getoption("ranks_log")
+    if wanted is None:
+        return None
+    folder = Path(config.invocation_params.dir, wanted)
+    if folder.exists() and not folder.is_dir():
+        raise pytest.UsageError(f"--ranks-log wants a folder, and {wanted} is a file")
+    return folder
 
 
 def _number(text: str, kind: Any, name: str) -> Any:

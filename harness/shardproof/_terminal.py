@@ -27,10 +27,12 @@ class Terminal:
     Args:
         stdin_is_terminal: Whether standard input was a terminal before pytest captured it.
         only: The one rank that may borrow it, or None for the first that asks.
+        trace: Whether tests begin in the debugger, which they do on rank 0 unless `only` says else.
     """
 
-    def __init__(self, stdin_is_terminal: bool, only: int | None) -> None:
+    def __init__(self, stdin_is_terminal: bool, only: int | None, trace: bool) -> None:
         self.only = only
+        self.trace = trace
         self._stdin_is_terminal = stdin_is_terminal
         self._descriptor = -1
         self._attributes: list[Any] = []
@@ -101,8 +103,8 @@ class Loan:
     """The terminal during one conversation: which rank has it, and who waits for it.
 
     In one conversation a single rank may stop at breakpoints, and a single one after a failure:
-    the first of each. So a breakpoint in a loop always stops on the same rank, and a rank that
-    fails because its peer has failed does not ask.
+    the first of each. So a breakpoint in a loop always stops the same rank, and a failure that only
+    follows from the first stops none.
 
     Attributes:
         held: Seconds for which it was lent, and the conversation's clock stood still.
@@ -115,8 +117,8 @@ class Loan:
         self._terminal = terminal
         self._holder: RankProcess | None = None
         self._since = 0.0
-        self._waiting: list[tuple[RankProcess, str]] = []
-        self._first: dict[bool, int] = {}
+        self._waiting: list[tuple[RankProcess, bool]] = []
+        self._first = {False: 0} if terminal.trace else {}  # by whether it has failed
 
     def __enter__(self) -> Loan:
         return self
@@ -132,7 +134,7 @@ class Loan:
         """Whether a rank has the terminal."""
         return self._holder is not None
 
-    def ask(self, rank: RankProcess, why: str) -> None:
+    def ask(self, rank: RankProcess, failed: bool) -> None:
         """Lend the terminal to a rank, have the rank wait for it, or tell it to go on.
 
         A rank that has failed waits in any case: leaving its group would wake the peers. One that
@@ -140,24 +142,22 @@ class Loan:
 
         Args:
             rank: The rank.
-            why: `failure`, `breakpoint` or `trace`.
+            failed: It has failed; otherwise it has come to a breakpoint or begins a test.
         """
-        may = self._may(rank, why)
-        if self.out and (may or why == "failure"):
-            self._waiting.append((rank, why))
+        may = self._may(rank, failed)
+        if self.out and (may or failed):
+            self._waiting.append((rank, failed))
             return
         refusal = self._terminal.lend(rank.pid) if may else ""
         lent = may and not refusal
         if lent:
             self._holder, self._since = rank, time.monotonic()
-            self._first[why == "failure"] = rank.rank
+            self._first[failed] = rank.rank
         rank.tell("terminal", lent=lent, refusal=refusal)
 
-    def _may(self, rank: RankProcess, why: str) -> bool:
-        chosen = self._terminal.only
-        if chosen is None:
-            chosen = 0 if why == "trace" else self._first.get(why == "failure", rank.rank)
-        return rank.rank == chosen
+    def _may(self, rank: RankProcess, failed: bool) -> bool:
+        only = self._terminal.only
+        return rank.rank == (self._first.get(failed, rank.rank) if only is None else only)
 
     def returned(self, rank: RankProcess, note: str = "") -> None:
         """Take the terminal back, if this rank has it, and answer those who wait for it.
@@ -174,6 +174,6 @@ class Loan:
         self._holder = None
         waiting, self._waiting = self._waiting, []
         # First the one that gets it, so that those that have failed wait on.
-        for peer, why in sorted(waiting, key=lambda asked: not self._may(*asked)):
+        for peer, failed in sorted(waiting, key=lambda asked: not self._may(*asked)):
             if not peer.gone:
-                self.ask(peer, why)
+                self.ask(peer, failed)

@@ -25,7 +25,7 @@ _MARK = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--nproc` and the `--ranks-*` options, and an ini option for each but `--ranks-pdb`."""
+    """Add `--nproc` and the `--ranks-*` options, and the ini options."""
     group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
     group.addoption(
         "--nproc",
@@ -50,6 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ranks-strict",
         action="store_true",
         help="fail a test that needs more ranks than it may have, instead of skipping it.",
+    )
+    group.addoption(
+        "--ranks-log",
+        metavar="DIR",
+        help="keep everything that the ranks print in files of this folder, one for each rank.",
     )
     group.addoption(
         "--ranks-pdb",

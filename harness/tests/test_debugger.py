@@ -246,8 +246,10 @@ def test_rank_that_dies_gives_the_terminal_back(inner: Inner) -> None:
         typist.see(f"\nrank {rank} was killed by SIGKILL (signal 9)\n")
         who(typist)
         typist.see("(Pdb) ")
-        typist.type("os._exit(3)")
-        typist.see(" ended with exit code 3\n")
+        typist.type("time.sleep(600)")
+        time.sleep(0.5)
+        typist.press("\\")
+        typist.see(" was killed by SIGQUIT (signal 3)\n")
     assert typist.outcomes() == {"failed": 2, "passed": 1}
     assert typist.text.count("has the terminal") == 2
 
@@ -454,8 +456,9 @@ class Rank:
 class Lender:
     """A terminal that can be lent, or cannot."""
 
-    def __init__(self, only: int | None = None, refusal: str = "") -> None:
+    def __init__(self, only: int | None = None, trace: bool = False, refusal: str = "") -> None:
         self.only = only
+        self.trace = trace
         self.refusal = refusal
         self.group = 0
 
@@ -478,9 +481,9 @@ class Lending:
         self.ranks = [Rank(number) for number in range(3)]
         self.loan = Loan(cast(Terminal, self.terminal))
 
-    def ask(self, rank: int, why: str) -> list[tuple[bool, str]]:
+    def ask(self, rank: int, failed: bool) -> list[tuple[bool, str]]:
         """Return all that the rank has been told, after it has asked."""
-        self.loan.ask(cast(RankProcess, self.ranks[rank]), why)
+        self.loan.ask(cast(RankProcess, self.ranks[rank]), failed)
         return self.ranks[rank].told
 
     def returned(self, rank: int) -> None:
@@ -488,21 +491,22 @@ class Lending:
 
 
 YES, NO = (True, ""), (False, "")
+FAILURE, BREAKPOINT = True, False
 
 
 def test_failures_wait_and_breakpoints_go_on_while_the_terminal_is_lent() -> None:
     lending = Lending()
-    assert lending.ask(1, "failure") == [YES]
+    assert lending.ask(1, FAILURE) == [YES]
     assert lending.terminal.group == 101
-    assert lending.ask(0, "failure") == []
-    assert lending.ask(2, "breakpoint") == []  # its turn comes
+    assert lending.ask(0, FAILURE) == []
+    assert lending.ask(2, BREAKPOINT) == []  # its turn comes
     lending.returned(0)  # has nothing to return
     assert lending.loan.out
     lending.returned(1)
     assert lending.ranks[0].told == []  # waits for the next to be through
     assert lending.ranks[2].told == [YES]
     assert lending.terminal.group == 102
-    assert lending.ask(1, "breakpoint") == [YES, NO]
+    assert lending.ask(1, BREAKPOINT) == [YES, NO]
     lending.returned(2)
     assert lending.ranks[0].told == [NO]
     assert not lending.loan.out
@@ -511,31 +515,33 @@ def test_failures_wait_and_breakpoints_go_on_while_the_terminal_is_lent() -> Non
 def test_same_rank_gets_the_terminal_again_for_the_same_reason() -> None:
     lending = Lending()
     for _ in range(2):
-        lending.ask(1, "breakpoint")
+        lending.ask(1, BREAKPOINT)
         lending.returned(1)
     assert lending.ranks[1].told == [YES, YES]
-    assert lending.ask(2, "breakpoint") == [NO]
-    assert lending.ask(2, "failure") == [NO, YES]
+    assert lending.ask(2, BREAKPOINT) == [NO]
+    assert lending.ask(2, FAILURE) == [NO, YES]
 
 
 def test_rank_0_is_traced_or_the_chosen_one() -> None:
-    assert [Lending().ask(rank, "trace") for rank in range(3)] == [[YES], [NO], [NO]]
-    for why in ("trace", "failure", "breakpoint"):
-        asked = [Lending(only=2).ask(rank, why) for rank in range(3)]
+    breakpoints = [Lending(trace=True).ask(rank, BREAKPOINT) for rank in range(3)]
+    assert breakpoints == [[YES], [NO], [NO]]
+    assert [Lending(trace=True).ask(rank, FAILURE) for rank in range(3)] == [[YES]] * 3
+    for failed in (FAILURE, BREAKPOINT):
+        asked = [Lending(only=2, trace=True).ask(rank, failed) for rank in range(3)]
         assert asked == [[NO], [NO], [YES]]
 
 
 def test_refusal_is_told_and_chooses_no_rank() -> None:
     lending = Lending(refusal="closed")
-    assert lending.ask(1, "failure") == [(False, "closed")]
-    assert lending.ask(2, "failure") == [(False, "closed")]
+    assert lending.ask(1, FAILURE) == [(False, "closed")]
+    assert lending.ask(2, FAILURE) == [(False, "closed")]
     assert not lending.loan.out
 
 
 def test_clock_stands_still_and_the_dead_are_not_asked() -> None:
     lending = Lending()
-    lending.ask(1, "failure")
-    lending.ask(0, "failure")
+    lending.ask(1, FAILURE)
+    lending.ask(0, FAILURE)
     lending.ranks[0].gone = True
     time.sleep(0.05)
     lending.returned(1)
@@ -547,5 +553,5 @@ def test_clock_stands_still_and_the_dead_are_not_asked() -> None:
 def test_conversation_cut_short_takes_the_terminal_back() -> None:
     lending = Lending()
     with lending.loan:
-        lending.ask(1, "failure")
+        lending.ask(1, FAILURE)
     assert lending.terminal.group == 0

@@ -27,9 +27,9 @@ def test_leaves_a_grandchild_of_fresh_ranks(world):
     subprocess.Popen(["setsid", "sleep", "603"])
 
 @ranks(2)
-def test_prints_100_mb(world):
+def test_prints_200_mb(world):
     line = "x" * 999 + "\\n"
-    for _ in range(50_000):
+    for _ in range(200_000):
         sys.stdout.write(line)
 
 @ranks(2)

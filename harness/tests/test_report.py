@@ -184,8 +184,135 @@ def test_stop_after_the_first_failure(inner: Inner) -> None:
     session.result.assert_outcomes(failed=1)
 
 
-def test_no_capture(inner: Inner) -> None:
-    session = inner.run(TESTS, "-s", "-k", "passes")
-    session.result.assert_outcomes(passed=1, deselected=8)
-    for rank in range(3):
-        assert session.text.count(f"passing {rank}\n") == 1
+LOUD = """
+def test_first():
+    print("of no rank")
+
+@ranks(2)
+def test_prints(world):
+    print("out", world.rank)
+    print("error", world.rank, file=sys.stderr)
+    subprocess.run(["echo", "of a child"])
+    os.write(1, b"\\xff no end")
+
+@ranks(2)
+def test_dies(world):
+    print("last words of", world.rank)
+    if world.rank:
+        os._exit(3)
+    reduce()
+
+def prints():
+    print("launched")
+
+def test_launch(launch):
+    launch(prints, world_size=2)
+"""
+
+
+def test_no_capture_marks_each_line_with_its_rank(inner: Inner) -> None:
+    session = inner.run(LOUD, "-s")
+    session.result.assert_outcomes(passed=3, failed=1)
+    lines = session.text.splitlines()
+    for rank in range(2):
+        mark = f"[rank {rank}] "
+        assert [line.removeprefix(mark) for line in lines if line.startswith(mark)] == [
+            f"out {rank}",
+            f"error {rank}",
+            "of a child",
+            "\N{REPLACEMENT CHARACTER} no end",
+            f"last words of {rank}",
+            "launched",
+        ]
+    assert "test_inner.py of no rank" in lines
+    # It has been shown, and stands in no report.
+    assert "last words" not in session.failure("test_dies")
+
+
+def test_no_capture_loses_nothing(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+def test_prints(world):
+    for number in range(50_000):
+        print(number)
+    print("\\U0001f600" * 500_000)
+""",
+        "-s",
+    )
+    session.result.assert_outcomes(passed=1)
+    lines = session.text.splitlines()
+    for rank in range(2):
+        mark = f"[rank {rank}] "
+        mine = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        assert mine[:50_000] == [str(number) for number in range(50_000)]
+        assert "".join(mine[50_000:]) == "\U0001f600" * 500_000
+
+
+def test_log_keeps_each_ranks_output(inner: Inner) -> None:
+    folder = inner.path / "logs"
+    folder.mkdir()
+    (folder / "rank1.log").write_text("of an earlier session")
+    (folder / "rank_notes.log").write_text("mine")
+    session = inner.run(LOUD, "--ranks-log", "logs")
+    session.result.assert_outcomes(passed=3, failed=1)
+    logs = {path.name: path.read_text(errors="replace") for path in folder.iterdir()}
+    assert logs.pop("rank_notes.log") == "mine"
+    assert set(logs) == {"rank0.log", "rank1.log"}
+    assert logs["rank1.log"].splitlines() == [
+        "===== test_inner.py::test_prints =====",
+        "--- Captured stdout call",
+        "out 1",
+        "of a child",
+        "\N{REPLACEMENT CHARACTER} no end",
+        "--- Captured stderr call",
+        "error 1",
+        "===== test_inner.py::test_dies =====",
+        "last words of 1",
+        "===== test_inner.py::test_launch/0 =====",
+        "launched",
+    ]
+    assert "--- Captured stdout call\nlast words of 0\n" in logs["rank0.log"]
+
+
+@pytest.mark.parametrize(("options", "name"), [(("-s",), "rank1.log"), (("-n1",), "gw0-rank1.log")])
+def test_log_of_what_is_shown_and_of_a_worker(
+    inner: Inner, options: tuple[str, ...], name: str
+) -> None:
+    inner.run(LOUD, "--ranks-log=logs", "-k", "prints", *options).result.assert_outcomes(passed=1)
+    text = (inner.path / "logs" / name).read_text()
+    assert text.startswith("===== test_inner.py::test_prints =====\n")
+    assert "out 1\n" in text
+    assert "error 1\n" in text
+
+
+def test_log_that_is_a_file_is_a_usage_error(inner: Inner) -> None:
+    (inner.path / "logs").write_text("")
+    session = inner.run(LOUD, "--ranks-log=logs")
+    assert session.ret == pytest.ExitCode.USAGE_ERROR
+    session.result.stderr.fnmatch_lines(["ERROR: --ranks-log wants a folder, and logs is a file"])
+
+
+def test_output_too_long_for_a_report_loses_its_middle(inner: Inner) -> None:
+    session = inner.run(
+        """
+@ranks(2)
+def test_fails(world):
+    print("begin")
+    for _ in range(200):
+        sys.stdout.write(("x" * 99 + "\\n") * 10_000)
+    print("end")
+    assert not world.rank
+
+@ranks(2)
+def test_dies(world):
+    os.write(1, b"begin\\n" + b"y" * 10_000_000 + b"\\nend\\n")
+    os._exit(1)
+"""
+    )
+    session.result.assert_outcomes(failed=2)
+    session.match_failure(
+        "test_fails", "begin", "x*", "[[]1* characters left out; --ranks-log DIR keeps *", "end"
+    )
+    session.match_failure("test_dies", "begin", "[[]* bytes left out; --ranks-log *", "end")
+    assert len(session.text) < 8_000_000
