@@ -79,7 +79,10 @@ class Debugger:
                 self._capture.resume()
 
     def give_back(self) -> None:
-        """Give the terminal back if this rank has it; pytest's capturing stays suspended."""
+        """Give the terminal back if this rank has it; pytest's capturing stays suspended.
+
+        What runs tests calls it at the end of each phase, however that has ended.
+        """
         if not self._own:
             return
         self._say("gives the terminal back")
@@ -101,20 +104,13 @@ class Debugger:
         if not self._take("trace" if method == "runcall" else "breakpoint"):
             return _PassedBy()
         pdb = self._init_pdb(method, *args, **kwargs)
-        pdb.interaction = partial(self._interact, pdb, pdb.interaction)
+        pdb.interaction = partial(self._interact, pdb.interaction)
         return pdb
 
-    def _interact(self, pdb: Any, interaction: Callable[..., None], *args: Any) -> None:
+    def _interact(self, interaction: Callable[..., None], *args: Any) -> None:
         """Prompt; at a breakpoint that the debugger itself has set, ask for the terminal anew."""
-        if not self._take("breakpoint"):
-            return
-        try:
+        if self._take("breakpoint"):
             interaction(*args)
-        except BaseException:
-            self.give_back()
-            raise
-        if pdb.quitting:
-            self.give_back()
 
     def _take(self, why: str) -> bool:
         """Ask for the terminal, unless this rank has it; return whether it has it then.

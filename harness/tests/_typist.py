@@ -32,6 +32,7 @@ echo "the shell has read $line"
 """
 FOREGROUND = '"$@"'
 WITHOUT_INPUT = '"$@" </dev/null'
+INTO_A_PIPE = '"$@" | cat'
 BACKGROUND = 'set -m; "$@" & wait $!'
 
 
@@ -62,7 +63,7 @@ class Typist:
         self._shell = subprocess.Popen(
             ["sh", "-c", script, os.ttyname(self._terminal), *pytest_command],
             cwd=inner.path,
-            env=os.environ | {"TERM": "dumb"},
+            env=os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": ""},
             start_new_session=True,  # so that the first terminal it opens is its controlling one
         )
         self.leader = self._shell.pid

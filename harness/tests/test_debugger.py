@@ -13,7 +13,7 @@ from shardproof._process import RankProcess
 from shardproof._terminal import Loan, Terminal
 
 from ._inner import PRELUDE, Inner
-from ._typist import BACKGROUND, WITHOUT_INPUT, Typist
+from ._typist import BACKGROUND, INTO_A_PIPE, WITHOUT_INPUT, Typist
 
 HEALTHY = """
 @ranks(4)
@@ -82,6 +82,14 @@ def test_failing_rank_shows_its_frame_while_no_clock_runs(inner: Inner) -> None:
     assert typist.outcomes() == {"failed": 1, "xfailed": 1, "passed": 1}
     assert "did not end within" not in typist.text
     assert typist.text.count("has the terminal") == 1
+
+
+def test_output_into_a_pipe_goes_to_the_terminal_in_the_debugger(inner: Inner) -> None:
+    with given(inner, FAILS, "--pdb", command=INTO_A_PIPE) as typist:
+        assert who(typist) == (2, 4, "test_fails")
+        assert "E           ValueError: mine alone" in typist.see("(Pdb) ")
+        typist.type("c")
+    assert typist.outcomes() == {"failed": 1, "xfailed": 1, "passed": 1}
 
 
 def test_one_of_two_failing_ranks_is_looked_at_and_both_are_told(inner: Inner) -> None:
@@ -153,6 +161,7 @@ def test_breaks(world, capfd):
 
 @ranks(4)
 def test_sets_trace(world):
+    print("said")
     pytest.set_trace(header="of mine")
     assert reduce() == [4.0] * 4
 """
@@ -180,6 +189,7 @@ def test_breakpoint_on_all_ranks_stops_one(inner: Inner, option: str) -> None:
         typist.type("c")
         rank, _, name = who(typist)
         assert name == "test_sets_trace"
+        assert (f"[rank {rank}] said" in typist.text) == (option == "--capture=no")
         assert "of mine" in typist.see("(Pdb) ")
         assert f"\n{rank}\n" in typist.answer("p world.rank")
         typist.type("c")
@@ -210,13 +220,28 @@ def test_trace_begins_each_test_on_one_rank(inner: Inner, chosen: int, args: lis
         assert "-> value = world.rank" in typist.see("(Pdb) ")
         assert "-> reduce()" in typist.answer("n")
         assert f"\n{chosen}\n" in typist.answer("p value")
-        typist.answer("n")  # over the collective, to the test's end
+        assert "--Return--" in typist.answer("n")  # over the collective
         typist.type("c")
         assert who(typist) == (chosen, 2, "test_method")
         assert "-> reduce()" in typist.see("(Pdb) ")
         time.sleep(2.5)
         typist.type("c")
     assert typist.outcomes() == {"passed": 2}
+
+
+def test_stepping_off_the_end_of_a_test_gives_the_terminal_back(inner: Inner) -> None:
+    source = """
+@ranks(2, timeout=1)
+def test_hangs(world):
+    if world.rank:
+        time.sleep(600)
+"""
+    with given(inner, source, "--trace") as typist:
+        typist.see("(Pdb) ")
+        assert "--Return--" in typist.answer("n")
+        typist.type("n")
+        typist.see("the test did not end within 1 s on rank 1")
+    assert typist.outcomes() == {"failed": 1}
 
 
 def test_quitting_after_a_failure_ends_the_session(inner: Inner) -> None:
