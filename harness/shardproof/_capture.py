@@ -60,6 +60,19 @@ def start_own(config: pytest.Config, log_file: int, stack_file: int) -> list[int
     ]
 
 
+def stdin_is_terminal(config: pytest.Config) -> bool:
+    """In the pytest process, between tests: say what standard input is beneath pytest's own."""
+    manager = _manager(config)
+    if manager is None:
+        return os.isatty(0)
+    manager.suspend_global_capture(in_=True)
+    try:
+        return os.isatty(0)
+    finally:
+        manager.resume_global_capture()
+        manager.suspend_global_capture()
+
+
 def _manager(config: pytest.Config) -> Any:
     # pytest has no public way to restart its capturing in a forked process.
     return config.pluginmanager.getplugin("capturemanager")

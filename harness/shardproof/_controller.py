@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import pytest
 
 from shardproof import _capture
-from shardproof._conversation import Ending
+from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings, needs_gpus
+from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -36,6 +37,11 @@ class Controller:
         self._launched = 0
         self._exit: list[Any] = []
         self._output = Output(session.config, settings.log)
+        self._terminal = Terminal(
+            _capture.stdin_is_terminal(session.config),
+            settings.pdb,
+            session.config.getoption("trace", False),
+        )
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -109,6 +115,7 @@ class Controller:
         )
         return RankSet(
             zygote,
+            self._terminal,
             Setting(
                 world_size=world_size,
                 backend=backend,
@@ -151,15 +158,15 @@ class Controller:
         began = time.monotonic()
         endings = ranks.run(item.nodeid, "run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
+        self._exit = exit_asked(endings)
         if ranks.whole and (text := ranks.unmatched(endings)):
             _add_failure(reports, "collectives without a match", text)
         problems = self._tidy(ranks, mark.isolate)
         if problems:
             _add_failure(reports, "ending wider fixtures", "\n".join(problems))
+        elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
+            reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
-        for ending in endings:
-            if ending.done is not None and "exit" in ending.done.fields:
-                self._exit = ending.done.fields["exit"]
         return reports
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:

@@ -13,6 +13,7 @@ from shardproof import _linux
 from shardproof._channel import Message
 from shardproof._evidence import Evidence
 from shardproof._process import RankProcess
+from shardproof._terminal import Loan, Terminal
 from shardproof._zygote import Zygote
 
 # Seconds after a rank has failed: until when the others should have noticed by themselves; when
@@ -55,11 +56,18 @@ class Ending:
         return self.done is not None or bool(self.death)
 
 
+def exit_asked(endings: Sequence[Ending]) -> list[Any]:
+    """Return the message and exit code with which a rank wants the session to end, or nothing."""
+    asked = [e.done.fields["exit"] for e in endings if e.done and "exit" in e.done.fields]
+    return asked[-1] if asked else []
+
+
 class Conversation:
     """One command to every rank, and everything that they say until each has ended it."""
 
-    def __init__(self, zygote: Zygote, ranks: Sequence[RankProcess]) -> None:
+    def __init__(self, zygote: Zygote, ranks: Sequence[RankProcess], terminal: Terminal) -> None:
         self._zygote = zygote
+        self._loan = Loan(terminal)  # while it is out, the clock stands still
         self._ranks = [rank for rank in ranks if not rank.gone]
         self._endings = {rank.rank: Ending(rank.rank) for rank in self._ranks}
         self._arrived: set[int] = set()
@@ -75,7 +83,7 @@ class Conversation:
         for rank in self._ranks:
             rank.tell(kind, payload, work=self._began_ns, **fields)
         deadline = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, self._loan:
             selector.register(self._zygote, selectors.EVENT_READ)
             for rank in self._ranks:
                 listen = partial(self._listen, rank)
@@ -83,12 +91,13 @@ class Conversation:
                 if rank.lines is not None:
                     selector.register(rank.lines, selectors.EVENT_READ, rank.lines.pump)
             while not all(ending.ended for ending in self._endings.values()):
-                ready = selector.select(max(0.0, self._next_check(deadline) - time.monotonic()))
+                ready = selector.select(self._patience(deadline))
                 for key, _ in ready:
                     if key.data is not None and not key.data():
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
-                self._act(deadline)
+                if not self._loan.out:
+                    self._act(deadline + self._loan.held)
         for rank in self._ranks:
             if rank.lines is not None and not rank.gone:
                 rank.lines.drain()
@@ -116,6 +125,12 @@ class Conversation:
             rank.open_captured(message.fields["captured"])
         elif message.kind == "arrive":
             self._arrive(rank)
+        elif message.kind == "debug":
+            if rank.lines is not None:
+                rank.lines.drain()  # what it has printed comes before its prompt
+            self._loan.ask(rank, message.fields["failed"])
+        elif message.kind == "returned":
+            self._loan.returned(rank)
         elif message.kind == "done":
             ending.done = message
         else:
@@ -135,16 +150,23 @@ class Conversation:
     def _trouble(self) -> float | None:
         """Return when it was first clear that not every rank will pass, or None."""
         times = [e.failed_at for e in self._endings.values() if e.failed_at is not None]
-        return min(times, default=None)
+        return max(min(times), self._loan.back_at) if times else None
 
     def _lone_skip(self) -> float | None:
         """Return when a rank left the test by a skip that others have not made, or None."""
         times = [e.done.fields.get("skipped_at") for e in self._endings.values() if e.done]
-        return min((time for time in times if time is not None), default=None)
+        signs = [time for time in times if time is not None]
+        return max(min(signs), self._loan.back_at) if signs else None
 
     def _wake_at(self) -> float | None:
         signs = [sign for sign in (self._trouble(), self._lone_skip()) if sign is not None]
         return None if self._woken or not signs else min(signs) + _NOTICE
+
+    def _patience(self, deadline: float) -> float | None:
+        """Return for how many seconds nothing has to be done unless a rank says something."""
+        if self._loan.out:
+            return None
+        return max(0.0, self._next_check(deadline + self._loan.held) - time.monotonic())
 
     def _next_check(self, deadline: float) -> float:
         if self._killed_at is not None:
@@ -167,6 +189,7 @@ class Conversation:
                 self._bury(rank, ending, _linux.describe_exit(status))
             else:
                 rank.close()
+            self._loan.returned(rank, f"rank {rank.rank} {_linux.describe_exit(status)}")
 
     def _bury(self, rank: RankProcess, ending: Ending, death: str) -> None:
         ending.death = death

@@ -14,6 +14,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from shardproof._channel import Channel
+from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._output import append, shortened
 
@@ -30,6 +31,8 @@ class ItemRunner:
         basetemp: The controller's base temporary folder.
         log: Path of the file that keeps this rank's output, or an empty string.
         fail: Called with the exception at once when a phase fails; returns facts to report.
+        leave: Called after that, to leave the process group.
+        debugger: This rank's debugger.
     """
 
     def __init__(
@@ -40,12 +43,17 @@ class ItemRunner:
         basetemp: str,
         log: str,
         fail: Callable[[BaseException], dict[str, Any]],
+        leave: Callable[[], None],
+        debugger: Debugger,
     ) -> None:
         self._session = session
         self._channel = channel
         self._log = log
         self._fail = fail
+        self._leave = leave
+        self._debugger = debugger
         self._facts: dict[str, Any] = {}
+        self._must_leave = False
         self._subtests: list[pytest.TestReport] = []
         self._skipped_at: float | None = None
         self.place = place
@@ -58,10 +66,8 @@ class ItemRunner:
             # module has no name of its own in a worker.
             if type(plugin).__name__ == "WorkerInteractor":
                 manager.unregister(plugin)
-        # A debugger would read a terminal that ranks don't have.
-        for name in ("shardproof-controller", "pdbinvoke", "pdbtrace"):
-            if manager.has_plugin(name):
-                manager.unregister(name=name)
+        if manager.has_plugin("shardproof-controller"):
+            manager.unregister(name="shardproof-controller")
         manager.register(self, "shardproof-rank")
         _use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
@@ -81,6 +87,7 @@ class ItemRunner:
         for problem in self._end_fixtures(item):
             self._warn(f"ending wider fixtures: {problem}", item)
         _insert_put_back(item)
+        self._debugger.within = item.name
         nextitem = None if next_index is None else items[next_index]
         try:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
@@ -88,6 +95,8 @@ class ItemRunner:
             return {"exit": [str(error), error.returncode]}
         except KeyboardInterrupt:
             return {"exit": ["KeyboardInterrupt on a rank", None]}
+        finally:
+            self._leave_if_failed()
         result = {"counts": self.counts, "left": self.left}
         return result if self._skipped_at is None else {**result, "skipped_at": self._skipped_at}
 
@@ -101,6 +110,8 @@ class ItemRunner:
             self._session._setupstate.teardown_exact(nextitem)
         except BaseException as error:
             return [f"{type(error).__name__}: {error}"]
+        finally:
+            self._debugger.give_back()
         return []
 
     @pytest.hookimpl(tryfirst=True)
@@ -125,6 +136,7 @@ class ItemRunner:
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Wake the peers when the teardown fails."""
         __tracebackhide__ = True
+        self._leave_if_failed()
         return (yield from self._watch())
 
     def _watch(self) -> Generator[None, object, object]:
@@ -136,7 +148,17 @@ class ItemRunner:
             raise
         except BaseException as error:
             self._facts = self._fail(error)
+            self._must_leave = True
+            if not self._debugger.after_failures:  # else the peers wait until that is over
+                self._leave_if_failed()
             raise
+        finally:
+            self._debugger.give_back()
+
+    def _leave_if_failed(self) -> None:
+        if self._must_leave:
+            self._must_leave = False
+            self._leave()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from shardproof._conversation import exit_asked
 from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ranks
 from shardproof.errors import RankFailure, RankOutcome
 
@@ -71,6 +72,8 @@ class Launch:
             endings = ranks.run(name, "call", {}, limit, payload)
         finally:
             ranks.finish() if ranks.whole else ranks.kill()
+        if asked := exit_asked(endings):
+            pytest.exit(*asked)
         outcomes = tuple(_outcome(ending) for ending in endings)
         if any(outcome.kind != "returned" for outcome in outcomes):
             name = getattr(function, "__qualname__", repr(function))

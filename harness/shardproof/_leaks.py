@@ -14,8 +14,8 @@ from shardproof._state import GlobalState
 
 # Seconds in which what was told to end may do so.
 _GRACE = 0.2
-# Threads that libraries start once and keep: tqdm's monitor, debuggers' and pytest-timeout's.
-_KEPT = ("TMonitor", "pydevd.", "pytest_timeout ")
+# Threads that are started once and kept: by tqdm, debuggers, pytest-timeout and by us.
+_KEPT = ("TMonitor", "pydevd.", "pytest_timeout ", "shardproof-")
 
 
 class Watch:

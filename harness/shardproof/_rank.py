@@ -18,6 +18,7 @@ import pytest
 
 from shardproof import _capture, _evidence, _group, _linux, _state, _world
 from shardproof._channel import Channel, Message
+from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._items import ItemRunner
 from shardproof._report import lost_peer
@@ -79,8 +80,16 @@ class Rank:
         self._working = threading.Lock()
         _evidence.answer_in_background(side, stack_file, self._wake)
         _world.enter(self._place, self._reform)
+        self._debugger = Debugger(session.config, self._channel, self._place)
         self._items = ItemRunner(
-            session, self._channel, self._place, spec["basetemp"], spec["log"], self.fail
+            session,
+            self._channel,
+            self._place,
+            spec["basetemp"],
+            spec["log"],
+            self.fail,
+            self.leave,
+            self._debugger,
         )
         self._channel.send("ready", captured=captured)
 
@@ -153,13 +162,15 @@ class Rank:
             self._store = store
 
     def fail(self, error: BaseException) -> dict[str, Any]:
-        """Leave the group at once, so that nobody waits for this rank; say when and why."""
+        """Say when and why this rank has failed; it has to leave its group then."""
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the test has forked shares its parent's connections
-        facts = {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
+        return {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
+
+    def leave(self) -> None:
+        """Leave the group, so that nobody waits for this rank."""
         _group.drop(self._keep, self._store)
         self._dropped = True
-        return facts
 
     def _on_run(self, message: Message) -> None:
         result = self._items.run(**message.fields)
@@ -171,14 +182,25 @@ class Rank:
     def _on_call(self, message: Message) -> None:
         try:
             function, args, kwargs = pickle.loads(message.payload)
+            self._debugger.within = getattr(function, "__qualname__", repr(function))
             value = function(*args, **kwargs)
             payload = _pickled(value)
         except BaseException as error:
+            self._debugger.give_back()
             facts = self.fail(error)
+            self.leave()
             self._channel.send("failed", **facts)
-            self._channel.send("done", error=describe(error))
+            self._channel.send("done", error=describe(error), **_exit(error))
         else:
+            self._debugger.give_back()
             self._channel.send("done", payload)
+
+
+def _exit(error: BaseException) -> dict[str, Any]:
+    """Return what ends the session, if it was `pytest.exit` or the debugger's `quit`."""
+    if isinstance(error, pytest.exit.Exception):
+        return {"exit": [str(error), error.returncode]}
+    return {}
 
 
 def _forget_failures() -> None:

@@ -14,6 +14,7 @@ from shardproof._group import LOOPBACK
 from shardproof._output import Output
 from shardproof._process import RankProcess
 from shardproof._report import hang, unmatched
+from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -48,8 +49,9 @@ class RankSet:
         StartError: The ranks or their group did not come up.
     """
 
-    def __init__(self, zygote: Zygote, setting: Setting) -> None:
+    def __init__(self, zygote: Zygote, terminal: Terminal, setting: Setting) -> None:
         self._zygote = zygote
+        self._terminal = terminal
         self.setting = setting
         self._ranks: list[RankProcess] = []
         self._port = _free_port()
@@ -198,7 +200,8 @@ class RankSet:
     def _converse(
         self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
     ) -> list[Ending]:
-        return Conversation(self._zygote, self._ranks).hold(kind, fields, timeout, payload)
+        conversation = Conversation(self._zygote, self._ranks, self._terminal)
+        return conversation.hold(kind, fields, timeout, payload)
 
 
 def _uneven(counts: dict[int, dict[str, int]]) -> dict[str, list[int]]:

@@ -25,6 +25,7 @@ class Settings:
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
         log: Folder that keeps what each rank prints, or None.
+        pdb: The one rank that may have the terminal for a debugger, or None for the first.
     """
 
     nproc: int | None
@@ -32,6 +33,7 @@ class Settings:
     timeout: float
     strict: bool
     log: Path | None
+    pdb: int | None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
@@ -55,7 +57,10 @@ class Settings:
             allowed = ", ".join(BACKENDS)
             raise pytest.UsageError(f"ranks_backend is one of {allowed}, got {backend!r}")
         strict = config.getoption("ranks_strict") or config.getini("ranks_strict")
-        return cls(nproc, backend, timeout, bool(strict), _log_folder(config))
+        pdb = config.getoption("ranks_pdb")
+        if pdb is not None and pdb < 0:
+            raise pytest.UsageError(f"--ranks-pdb wants a rank, counted from 0, got {pdb}")
+        return cls(nproc, backend, timeout, bool(strict), _log_folder(config), pdb)
 
     def most(self, gpus: int) -> int:
         """Return the most ranks that one test may have on this machine."""

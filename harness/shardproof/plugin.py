@@ -25,7 +25,7 @@ _MARK = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--nproc` and the `--ranks-*` options, with an ini option beside each."""
+    """Add `--nproc` and the `--ranks-*` options, and the ini options."""
     from shardproof._settings import BACKENDS
 
     group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ranks-log",
         metavar="DIR",
         help="keep everything that the ranks print in files of this folder, one for each rank.",
+    )
+    group.addoption(
+        "--ranks-pdb",
+        type=int,
+        metavar="R",
+        help="the rank that gets the terminal for --pdb, --trace and breakpoint(). Default: the "
+        "first that asks; with --trace rank 0.",
     )
     parser.addini("nproc", "default of --nproc", default="")
     parser.addini("ranks_backend", "default of --ranks-backend", default="auto")
