@@ -66,6 +66,8 @@ class Conversation:
         self._looked = False
         self._killed_at: float | None = None
         self._began_ns = time.time_ns()
+        self._timers: dict[int, float] = {}
+        self._extended = 0.0
 
     def hold(
         self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes
@@ -73,18 +75,21 @@ class Conversation:
         """Give the command; return when every rank has ended it, died or been killed."""
         for rank in self._ranks:
             rank.tell(kind, payload, work=self._began_ns, **fields)
+        self._timeout = timeout
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._zygote, selectors.EVENT_READ)
             for rank in self._ranks:
                 selector.register(rank.channel, selectors.EVENT_READ, rank)
             while not all(ending.ended for ending in self._endings.values()):
-                ready = selector.select(max(0.0, self._next_check(deadline) - time.monotonic()))
+                ready = selector.select(
+                    max(0.0, self._next_check(self._due(deadline)) - time.monotonic())
+                )
                 for key, _ in ready:
                     if key.data is not None and not self._listen(key.data):
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
-                self._act(deadline)
+                self._act(self._due(deadline))
         if kind == "call" and self._trouble():
             for rank in self._ranks:
                 if not rank.gone:
@@ -113,9 +118,23 @@ class Conversation:
             ending.done = message
         else:
             ending.messages.append(message)
+        if message.kind == "timer":
+            self._time(rank.rank, message.fields["seconds"])
         if "at" in message.fields and ending.failed_at is None:
             ending.failed_at = message.fields["at"]
             ending.lost_peer = message.fields["lost_peer"]
+
+    def _time(self, rank: int, seconds: float | None) -> None:
+        """Give a rank so many seconds from now; None ends that, and all have the usual time."""
+        if seconds is not None:
+            self._timers[rank] = time.monotonic() + seconds
+        else:
+            self._timers.pop(rank, None)
+            self._extended = time.monotonic() + self._timeout
+
+    def _due(self, deadline: float) -> float:
+        """Return when time is up: a rank's own, while it has one, counts instead of the test's."""
+        return min(self._timers.values(), default=max(deadline, self._extended))
 
     def _arrive(self, rank: RankProcess) -> None:
         """Let the ranks go on when all have come to re-form their group."""

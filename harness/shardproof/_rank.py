@@ -10,13 +10,14 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
+from os import getpid  # a test may patch the modules' own
+from time import monotonic
 from typing import Any, NoReturn
 
 import pytest
 
-from shardproof import _capture, _evidence, _group, _linux, _state, _world
+from shardproof import _capture, _coverage, _evidence, _group, _linux, _state, _world
 from shardproof._channel import Channel, Message
 from shardproof._group import Place
 from shardproof._items import ItemRunner
@@ -45,6 +46,7 @@ def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) 
         pass  # the controller is gone
     except BaseException:
         traceback.print_exc()
+        _coverage.save()
     finally:
         os._exit(code)
 
@@ -74,7 +76,7 @@ class Rank:
         self._dropped = False
         _group.export(spec["port"])
         side = Channel(socket.socket(fileno=evidence))
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._work = 0
         self._working = threading.Lock()
         _evidence.answer_in_background(side, stack_file, self._wake)
@@ -102,7 +104,7 @@ class Rank:
             with self._working:
                 self._work = message.fields.pop("work")
             if message.kind == "finish":
-                self._channel.send("done", errors=self._items.end_fixtures())
+                self._done(errors=self._items.end_fixtures())
                 return
             getattr(self, f"_on_{message.kind}")(message)
 
@@ -120,7 +122,7 @@ class Rank:
         _forget_failures()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
-        self._channel.send("done", errors=errors)
+        self._done(errors=errors)
 
     def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
@@ -147,9 +149,9 @@ class Rank:
 
     def fail(self, error: BaseException) -> dict[str, Any]:
         """Leave the group at once, so that nobody waits for this rank; say when and why."""
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             os._exit(1)  # a child that the test has forked shares its parent's connections
-        facts = {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
+        facts = {"at": monotonic(), "lost_peer": lost_peer(error, self._dropped)}
         _group.drop(self._keep, self._store)
         self._dropped = True
         return facts
@@ -158,7 +160,7 @@ class Rank:
         result = self._items.run(**message.fields)
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
         whole = _group.is_whole(self._group) and not self._reforms
-        self._channel.send("done", whole=whole, **result)
+        self._done(whole=whole, **result)
 
     def _on_call(self, message: Message) -> None:
         try:
@@ -168,9 +170,14 @@ class Rank:
         except BaseException as error:
             facts = self.fail(error)
             self._channel.send("failed", **facts)
-            self._channel.send("done", error=describe(error))
+            self._done(error=describe(error))
         else:
-            self._channel.send("done", payload)
+            self._done(payload)
+
+    def _done(self, payload: bytes = b"", **fields: Any) -> None:
+        """Say that the work has ended; what comes after it may be cut short."""
+        _coverage.save()
+        self._channel.send("done", payload, **fields)
 
 
 def _forget_failures() -> None:
