@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from dataclasses import dataclass
-from json import dumps, loads  # a test may patch the module's own
+from json import dumps, loads  # a test may patch the modules' own
+from os import getpid
 from typing import Any
 
 from shardproof.errors import ChannelError
@@ -35,7 +35,7 @@ class Channel:
     def __init__(self, sock: socket.socket, timeout: float | None = None) -> None:
         sock.settimeout(timeout)
         self._socket = sock
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._buffer = bytearray()
 
     def fileno(self) -> int:
@@ -53,7 +53,7 @@ class Channel:
             ChannelError: The other side is gone, or did not read in time; or this process is a
                 child that a test has forked, which must not speak for its parent.
         """
-        if os.getpid() != self._owner:
+        if getpid() != self._owner:
             raise ChannelError(f"{kind!r} comes from a forked child of the rank")
         body = dumps([kind, fields], default=repr).encode()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import time
 import zlib
 from collections.abc import Generator
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from shardproof import _capture
+from shardproof import _benchmarks, _capture, _reruns, _setup_show, _workers
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._output import Output
@@ -21,6 +22,7 @@ from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_TIMEOUT = 120.0  # importing torch on a busy machine
 
 
@@ -42,6 +44,7 @@ class Controller:
             settings.pdb,
             session.config.getoption("trace", False),
         )
+        self._timer: float | None = None
 
     def start(self) -> Zygote:
         """Fork the zygote, once.
@@ -68,6 +71,12 @@ class Controller:
                 "CUDA was initialised while tests were collected, and a process "
                 "with CUDA can't be forked: do it in a fixture or a test"
             )
+        slot, slots = _workers.place(self._session.config)
+        if slots > 1:
+            # In the environment, so that also what a test makes of LOCAL_RANK is this worker's own.
+            os.environ[_VISIBLE] = _workers.gpus_of(
+                slot, slots, torch.cuda.device_count(), os.environ.get(_VISIBLE)
+            )
         nccl = dist.is_available() and dist.is_nccl_available()
         return {"gpus": torch.cuda.device_count(), "nccl": nccl}
 
@@ -90,7 +99,9 @@ class Controller:
         gpus = self.start().facts["gpus"]
         backend = self._backend(world_size, backend)
         if needs_gpus(backend) and gpus < world_size:
-            return f"{backend} needs a GPU for each of {world_size} ranks, this machine has {gpus}"
+            slots = _workers.place(self._session.config)[1]
+            where = f"each of {slots} workers" if slots > 1 else "this machine"
+            return f"{backend} needs a GPU for each of {world_size} ranks, {where} has {gpus}"
         most = self.settings.most(gpus)
         if world_size <= most:
             return ""
@@ -126,8 +137,12 @@ class Controller:
             ),
         )
 
-    def run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Run a marked item on its ranks and log the merged report."""
+    def run_item(self, item: pytest.Item, nextitem: pytest.Item | None, attempt: int) -> bool:
+        """Run a marked item on its ranks and log the merged report.
+
+        Returns:
+            Whether it is to be run once more, after so many attempts.
+        """
         mark = self._marks[self._index[item]]
         assert mark is not None
         world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
@@ -139,15 +154,18 @@ class Controller:
                 reports = self._run_on_ranks(item, nextitem, mark, world_size)
             except StartError as error:
                 reports = [_refusal(item, str(error), strict=True)]
+        again = not self._exit and _reruns.again(item, reports, attempt)
         for report in reports:
+            _setup_show.write(item.config, report)
             item.ihook.pytest_runtest_logreport(report=report)
         if self._exit:
             pytest.exit(*self._exit)
+        return again
 
     def _run_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
     ) -> list[pytest.TestReport]:
-        timeout = mark.timeout or self.settings.timeout
+        timeout = mark.timeout or self._timer or self.settings.timeout
         ranks = self._ranks_for(item, mark, world_size)
         fields = {
             "index": self._index[item],
@@ -158,6 +176,7 @@ class Controller:
         began = time.monotonic()
         endings = ranks.run(item.nodeid, "run", fields, timeout)
         reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
+        _setup_show.attach(endings, reports)
         self._exit = exit_asked(endings)
         if ranks.whole and (text := ranks.unmatched(endings)):
             _add_failure(reports, "collectives without a match", text)
@@ -167,6 +186,10 @@ class Controller:
         elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
             reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
+        for ending in endings:
+            for message in ending.messages:
+                if message.kind == "benchmarks":
+                    _benchmarks.add(item.config, message.payload)
         return reports
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:
@@ -239,12 +262,34 @@ class Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
         """Run marked items on ranks; leave the others to pytest."""
-        if item not in self._index or self._marks[self._index[item]] is None:
+        if not self._is_ours(item):
             return None
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        self.run_item(item, nextitem)
-        self._tear_down_here(item, nextitem)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        attempt, again = 0, True
+        while again:
+            attempt += 1
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+            again = self.run_item(item, nextitem, attempt)
+            self._tear_down_here(item, nextitem)
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _is_ours(self, item: pytest.Item) -> bool:
+        return item in self._index and self._marks[self._index[item]] is not None
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        """Make pytest-timeout's value the ranks' deadline; a signal would end the session."""
+        if not self._is_ours(item):
+            return None
+        self._timer = settings.timeout
+        return True
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
+        """Forget that value."""
+        if not self._is_ours(item):
+            return None
+        self._timer = None
         return True
 
     def _tear_down_here(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -255,7 +300,9 @@ class Controller:
             report = item.ihook.pytest_runtest_makereport(item=item, call=call)
             item.ihook.pytest_runtest_logreport(report=report)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    # The innermost wrapper: what others do when the tests have run, such as combining coverage
+    # data, comes after the ranks' end.
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         """End what was started, however the session ends."""
         try:

@@ -75,6 +75,8 @@ class Conversation:
         self._looked = False
         self._killed_at: float | None = None
         self._began_ns = time.time_ns()
+        self._timers: dict[int, float] = {}
+        self._extended = 0.0
 
     def hold(
         self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes
@@ -82,6 +84,7 @@ class Conversation:
         """Give the command; return when every rank has ended it, died or been killed."""
         for rank in self._ranks:
             rank.tell(kind, payload, work=self._began_ns, **fields)
+        self._timeout = timeout
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector, self._loan:
             selector.register(self._zygote, selectors.EVENT_READ)
@@ -97,7 +100,7 @@ class Conversation:
                         selector.unregister(key.fileobj)
                 self._notice_deaths()
                 if not self._loan.out:
-                    self._act(deadline + self._loan.held)
+                    self._act(self._due(deadline))
         for rank in self._ranks:
             if rank.lines is not None and not rank.gone:
                 rank.lines.drain()
@@ -135,9 +138,27 @@ class Conversation:
             ending.done = message
         else:
             ending.messages.append(message)
+        if message.kind == "timer":
+            self._time(rank.rank, message.fields["seconds"])
         if "at" in message.fields and ending.failed_at is None:
             ending.failed_at = message.fields["at"]
             ending.lost_peer = message.fields["lost_peer"]
+
+    def _time(self, rank: int, seconds: float | None) -> None:
+        """Give a rank so many seconds from now; None ends that, and all have the usual time."""
+        if seconds is not None:
+            self._timers[rank] = time.monotonic() + seconds
+        else:
+            self._timers.pop(rank, None)
+            self._extended = time.monotonic() + self._timeout
+
+    def _due(self, deadline: float) -> float:
+        """Return when time is up: a rank's own, while it has one, counts instead of the test's.
+
+        The time for which a debugger had the terminal doesn't count.
+        """
+        due = min(self._timers.values(), default=max(deadline, self._extended))
+        return due + self._loan.held
 
     def _arrive(self, rank: RankProcess) -> None:
         """Let the ranks go on when all have come to re-form their group."""
@@ -166,7 +187,7 @@ class Conversation:
         """Return for how many seconds nothing has to be done unless a rank says something."""
         if self._loan.out:
             return None
-        return max(0.0, self._next_check(deadline + self._loan.held) - time.monotonic())
+        return max(0.0, self._next_check(self._due(deadline)) - time.monotonic())
 
     def _next_check(self, deadline: float) -> float:
         if self._killed_at is not None:

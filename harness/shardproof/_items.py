@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import io
 import unittest
 import warnings
 from collections.abc import Callable, Generator
-from json import dumps
 from pathlib import Path
+from time import monotonic  # a test may patch the module's own
 from typing import Any
 
 import pytest
+from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
 
+from shardproof import _benchmarks, _reruns
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._output import append, shortened
+from shardproof._plain import plain
+from shardproof._settings import RanksMark
 
 PUT_BACK_FIXTURE = "_ranks_put_back"
 
@@ -59,6 +63,10 @@ class ItemRunner:
         self.place = place
         self.counts: dict[str, int] = {}
         self.left: list[str] = []
+        self._inside = False
+        self._last: pytest.Item | None = None
+        self._timed = False
+        self._shown = io.StringIO()
         self.shared_folder = Path(basetemp)
         manager = session.config.pluginmanager
         for plugin in manager.get_plugins():
@@ -68,6 +76,9 @@ class ItemRunner:
                 manager.unregister(plugin)
         if manager.has_plugin("shardproof-controller"):
             manager.unregister(name="shardproof-controller")
+        reporter = manager.getplugin("terminalreporter")
+        if reporter is not None and session.config.getoption("setupshow", False):
+            reporter._tw = create_terminal_writer(session.config, self._shown)
         manager.register(self, "shardproof-rank")
         _use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
@@ -88,6 +99,9 @@ class ItemRunner:
             self._warn(f"ending wider fixtures: {problem}", item)
         _insert_put_back(item)
         self._debugger.within = item.name
+        if item is self._last:
+            _renew_instance(item)
+        self._last = item
         nextitem = None if next_index is None else items[next_index]
         try:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
@@ -97,6 +111,9 @@ class ItemRunner:
             return {"exit": ["KeyboardInterrupt on a rank", None]}
         finally:
             self._leave_if_failed()
+        measured = _benchmarks.take(self._session.config)
+        if measured and self.place.rank == 0:
+            self._channel.send("benchmarks", measured)
         result = {"counts": self.counts, "left": self.left}
         return result if self._skipped_at is None else {**result, "skipped_at": self._skipped_at}
 
@@ -141,10 +158,11 @@ class ItemRunner:
 
     def _watch(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
+        self._inside = True
         try:
             return (yield)
         except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest):
-            self._skipped_at = time.monotonic()
+            self._skipped_at = monotonic()
             raise
         except BaseException as error:
             self._facts = self._fail(error)
@@ -153,6 +171,7 @@ class ItemRunner:
                 self._leave_if_failed()
             raise
         finally:
+            self._inside = False
             self._debugger.give_back()
 
     def _leave_if_failed(self) -> None:
@@ -162,19 +181,24 @@ class ItemRunner:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send each phase's report as soon as it exists."""
         report = yield
+        if self._inside:
+            return report  # of a subtest
         if report.when == "call" and report.passed and self._subtests:
             report.outcome = "failed"
-            report.longrepr = "\n".join(str(subtest.longrepr) for subtest in self._subtests)
+            report.longrepr = _of_subtests(self._subtests)
         self._subtests = []
         report.sections = self._kept(report)
-        report.user_properties = [(str(k), _plain(v)) for k, v in report.user_properties]
+        _reruns.note(item, report, call)
+        report.user_properties = [(str(k), plain(v)) for k, v in report.user_properties]
         hook = item.config.hook
         data = hook.pytest_report_to_serializable(config=item.config, report=report)
-        self._channel.send("report", report=data, **self._facts)
+        self._channel.send("report", report=data, shown=self._shown.getvalue(), **self._facts)
+        self._shown.seek(0)
+        self._shown.truncate()
         self._facts = {}
         return report
 
@@ -184,6 +208,23 @@ class ItemRunner:
             if title.startswith("Captured ") and title.endswith(f" {report.when}"):
                 append(self._log, f"--- {title}\n{content}")
         return [(title, shortened(content)) for title, content in report.sections]
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
+        """Have the controller watch the time of the test function alone, and arm no timer here."""
+        mark = RanksMark.of(item)
+        if settings.func_only and mark is not None and mark.timeout is None:
+            self._timed = True
+            self._channel.send("timer", seconds=settings.timeout)
+        return True
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """Tell the controller that the test function has ended."""
+        if self._timed:
+            self._timed = False
+            self._channel.send("timer", seconds=None)
+        return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what failed in subtests, which pytest reports by themselves and only here."""
@@ -213,13 +254,15 @@ class ItemRunner:
         self.pytest_warning_recorded(warning, "runtest", item.nodeid, None)
 
 
-def _plain(value: object) -> object:
-    """Return a value that JSON can hold as it is, else its representation."""
-    try:
-        dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)
-    return value
+def _of_subtests(failed: list[Any]) -> Any:
+    """Return the first subtest's failure, with its name in the summary; the others as sections."""
+    first, *others = failed
+    if hasattr(first.longrepr, "reprcrash"):
+        crash = first.longrepr.reprcrash
+        crash.message = f"{first.head_line}: {crash.message}"
+        for other in others:
+            first.longrepr.addsection(f"also failed: {other.head_line}", str(other.longrepr))
+    return first.longrepr
 
 
 def _insert_put_back(item: pytest.Item) -> None:
@@ -237,6 +280,13 @@ def _insert_put_back(item: pytest.Item) -> None:
         if name not in definitions or definitions[name][-1].scope == "function"
     )
     names.insert(next(own, len(names)), PUT_BACK_FIXTURE)
+
+
+def _renew_instance(item: pytest.Item) -> None:
+    """Have an item that runs again make a new object of its class, as it did the first time."""
+    if getattr(item, "_instance", None) is not None:
+        del item._instance  # type: ignore[attr-defined]
+        item._obj = None  # type: ignore[attr-defined]
 
 
 def _use_basetemp(config: pytest.Config, folder: Path) -> None:

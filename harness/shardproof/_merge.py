@@ -120,7 +120,7 @@ class Merger:
     def _lost(self, ending: Ending, phase: str) -> Problem:
         at = ending.failed_at or 0.0
         if ending.killed == "deadline":
-            text = hang(self._endings, self._timeout, "the test")
+            text = hang(self._endings, _limit(self._endings, self._timeout), "the test")
         elif ending.killed:
             text = f"rank {ending.rank} {ended_late(ending)}"
         else:
@@ -285,6 +285,16 @@ def _failed(ending: Ending, report: pytest.TestReport) -> Problem:
     at, lost_peer = report.ranks_facts
     text = str(report.longrepr)
     return Problem(ending.rank, str(report.when), at or 0.0, bool(lost_peer), report, text)
+
+
+def _limit(endings: Sequence[Ending], timeout: float) -> float:
+    """Return the deadline that has passed: the last one set on a rank that was killed, if any."""
+    timers = [
+        [message.fields["seconds"] for message in ending.messages if message.kind == "timer"]
+        for ending in endings
+        if ending.killed
+    ]
+    return min((told[-1] for told in timers if told and told[-1]), default=timeout)
 
 
 def _ended_in(by_phase: dict[str, pytest.TestReport]) -> str:

@@ -10,13 +10,14 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
+from os import getpid  # a test may patch the modules' own
+from time import monotonic
 from typing import Any, NoReturn
 
 import pytest
 
-from shardproof import _capture, _evidence, _group, _linux, _state, _world
+from shardproof import _capture, _coverage, _evidence, _group, _linux, _state, _world
 from shardproof._channel import Channel, Message
 from shardproof._debugger import Debugger
 from shardproof._group import Place
@@ -47,6 +48,7 @@ def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) 
         pass  # the controller is gone
     except BaseException:
         traceback.print_exc()
+        _coverage.save()
     finally:
         os._exit(code)
 
@@ -75,7 +77,7 @@ class Rank:
         self._dropped = False
         _group.export(spec["port"], spec["backend"])
         side = Channel(socket.socket(fileno=evidence))
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._work = 0
         self._working = threading.Lock()
         _evidence.answer_in_background(side, stack_file, self._wake)
@@ -113,7 +115,7 @@ class Rank:
             with self._working:
                 self._work = message.fields.pop("work")
             if message.kind == "finish":
-                self._channel.send("done", errors=self._items.end_fixtures())
+                self._done(errors=self._items.end_fixtures())
                 return
             getattr(self, f"_on_{message.kind}")(message)
 
@@ -132,11 +134,11 @@ class Rank:
         _state.free_gpu_memory()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
-        self._channel.send("done", errors=errors)
+        self._done(errors=errors)
 
     def _on_unwind(self, message: Message) -> None:
         """End the fixtures, since some rank will be replaced."""
-        self._channel.send("done", errors=self._items.end_fixtures())
+        self._done(errors=self._items.end_fixtures())
 
     def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
@@ -163,9 +165,9 @@ class Rank:
 
     def fail(self, error: BaseException) -> dict[str, Any]:
         """Say when and why this rank has failed; it has to leave its group then."""
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             os._exit(1)  # a child that the test has forked shares its parent's connections
-        return {"at": time.monotonic(), "lost_peer": lost_peer(error, self._dropped)}
+        return {"at": monotonic(), "lost_peer": lost_peer(error, self._dropped)}
 
     def leave(self) -> None:
         """Leave the group, so that nobody waits for this rank."""
@@ -177,7 +179,7 @@ class Rank:
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
         whole = _group.is_whole(self._group) and not (self._reforms or self._dropped)
         whole = whole and not result.get("left")
-        self._channel.send("done", whole=whole, **result)
+        self._done(whole=whole, **result)
 
     def _on_call(self, message: Message) -> None:
         try:
@@ -190,10 +192,15 @@ class Rank:
             facts = self.fail(error)
             self.leave()
             self._channel.send("failed", **facts)
-            self._channel.send("done", error=describe(error), **_exit(error))
+            self._done(error=describe(error), **_exit(error))
         else:
             self._debugger.give_back()
-            self._channel.send("done", payload)
+            self._done(payload)
+
+    def _done(self, payload: bytes = b"", **fields: Any) -> None:
+        """Say that the work has ended; what comes after it may be cut short."""
+        _coverage.save()
+        self._channel.send("done", payload, **fields)
 
 
 def _exit(error: BaseException) -> dict[str, Any]:

@@ -95,6 +95,19 @@ def free_gpu_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def reseed(seed: int) -> None:
+    """On a rank: make pytest-randomly's seed of the test this rank's own, for all generators.
+
+    The plugin calls it, by an entry point, each time it has seeded Python's and numpy's: as it
+    did so alike on all ranks, they would draw the same numbers from these and not from torch's.
+    """
+    from shardproof import _world
+
+    world = _world.here()
+    if world is not None:
+        seed_everything((seed + world.rank) % 2**32)
+
+
 def _cuda_states() -> list[Any] | None:
     import torch
 

@@ -105,6 +105,11 @@ def current_world() -> World:
     return _current
 
 
+def here() -> World | None:
+    """Return the world of this process, or None where it is no rank."""
+    return _current
+
+
 def enter(place: Place, reform: Reform) -> World:
     """In a rank: make a world the current one."""
     global _current

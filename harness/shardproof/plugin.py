@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -121,6 +121,22 @@ def _refuse_outside_of_ranks(item: pytest.Item) -> None:
             "prove nothing: another plugin runs it, or the mark came after collection",
             pytrace=False,
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """With xdist: give each worker a slot, from which its share of the GPUs follows."""
+    from shardproof import _workers
+
+    _workers.take_slot(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """With xdist: a worker that replaces this one gets its slot."""
+    from shardproof import _workers
+
+    _workers.free_slot(node)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ._inner import Inner, Session
+from ._plugins import Plugged
 
 # With one of these pytest cuts no line of its summary, and the tests compare what a reader sees.
 for _name in ("CI", "BUILD_NUMBER"):
@@ -18,6 +19,12 @@ for _name in ("CI", "BUILD_NUMBER"):
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:
     """Run sessions of pytest in a new folder; each is checked to leave nothing behind."""
     return Inner(pytester, monkeypatch)
+
+
+@pytest.fixture
+def plugged(inner: Inner, monkeypatch: pytest.MonkeyPatch) -> Plugged:
+    """Run such sessions with other plugins."""
+    return Plugged(inner, monkeypatch)
 
 
 @pytest.fixture(scope="module")
