@@ -56,7 +56,7 @@ class ItemRunner:
             if manager.has_plugin(name):
                 manager.unregister(name=name)
         manager.register(self, "shardproof-rank")
-        _use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
+        use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
     def run(self, index: int, next_index: int | None, shared_folder: str) -> dict[str, Any]:
         """Run one item through pytest's protocol; its reports are sent, what ends it returned.
@@ -196,7 +196,8 @@ def _insert_put_back(item: pytest.Item) -> None:
     names.insert(next(own, len(names)), PUT_BACK_FIXTURE)
 
 
-def _use_basetemp(config: pytest.Config, folder: Path) -> None:
+def use_basetemp(config: pytest.Config, folder: Path) -> None:
+    """Have pytest make temporary folders of tests in a folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
 from shardproof._process import RankProcess
-from shardproof._report import hang
+from shardproof._report import fold, hang, say_ranks
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
@@ -36,7 +36,7 @@ class Setting:
     seed: int
     basetemp: str
     capture: bool
-    start_timeout: float = 60.0
+    start_timeout: float
 
 
 class RankSet:
@@ -176,5 +176,6 @@ def _start_report(endings: list[Ending], timeout: float) -> str:
     if any(ending.killed for ending in endings):
         head += "\n" + hang(endings, timeout, "forming it")
     lines = [f"rank {e.rank} {e.death}" for e in endings if e.death and not e.killed]
-    output = [f"rank {e.rank} printed:\n{e.output.rstrip()}" for e in endings if e.output.strip()]
+    printed = fold((e.rank, e.output.rstrip()) for e in endings if e.output.strip())
+    output = [f"{say_ranks(ranks)} printed:\n{text}" for ranks, text in printed]
     return "\n".join([head, *lines, *output])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 BACKENDS = ("auto", "gloo", "nccl")
+START_METHODS = ("fork", "spawn")
+# On macOS, system libraries start threads of which Python knows nothing.
+DEFAULT_START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
 # Without --nproc a test on CPUs gets at most this many ranks.
 CPU_RANKS = 4
 
@@ -23,12 +27,14 @@ class Settings:
         backend: `auto`, `gloo` or `nccl`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
+        start_method: `fork` or `spawn`.
     """
 
     nproc: int | None
     backend: str
     timeout: float
     strict: bool
+    start_method: str
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
@@ -52,7 +58,10 @@ class Settings:
             allowed = ", ".join(BACKENDS)
             raise pytest.UsageError(f"ranks_backend is one of {allowed}, got {backend!r}")
         strict = config.getoption("ranks_strict") or config.getini("ranks_strict")
-        return cls(nproc, backend, timeout, bool(strict))
+        method = config.getoption("ranks_start_method") or config.getini("ranks_start_method")
+        if method not in START_METHODS:
+            raise pytest.UsageError(f"ranks_start_method is fork or spawn, got {method!r}")
+        return cls(nproc, backend, timeout, bool(strict), method)
 
     def most(self, gpus: int) -> int:
         """Return the most ranks that one test may have on this machine."""
