@@ -1,7 +1,8 @@
 """Run pytest tests on real multi-rank process groups, and launch functions on fresh ranks.
 
 The pytest plugin is `shardproof.plugin`; it loads by itself. Importing this package loads
-neither torch nor anything else that is slow.
+neither torch nor anything else that is slow. PYTEST_DONT_REWRITE: a spawned rank has imported
+it before pytest, which would warn that its assertions are too late to be rewritten.
 """
 
 from __future__ import annotations

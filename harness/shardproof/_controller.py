@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import time
 import zlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from shardproof import _benchmarks, _capture, _reruns, _setup_show, _workers
+from shardproof._clean import Dirt
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
 from shardproof._settings import RanksMark, Settings, needs_gpus
+from shardproof._start import Started, start
 from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_START_TIMEOUT = 120.0  # importing torch on a busy machine
 
 
 class Controller:
     """Owns everything that a session starts, and ends it."""
 
-    def __init__(self, session: pytest.Session, settings: Settings) -> None:
+    def __init__(self, session: pytest.Session, settings: Settings, dirt: Dirt | None) -> None:
         self._session = session
         self.settings = settings
-        self._zygote: Zygote | None = None
+        self._dirt = dirt
+        self._started: Started | None = None
         self._warm: dict[tuple[int, str], RankSet] = {}
         self._index = {item: place for place, item in enumerate(session.items)}
         self._marks = [RanksMark.of(item) for item in session.items]
@@ -47,43 +46,16 @@ class Controller:
         self._timer: float | None = None
 
     def start(self) -> Zygote:
-        """Fork the zygote, once.
+        """Start the zygote, once.
 
         Raises:
             StartError: It did not come up.
         """
-        if self._zygote is None:
+        if self._started is None:
             self._basetemp = _basetemp(self._session.config)
-            self._zygote = Zygote(self._rank_main, self._prepare, _START_TIMEOUT)
-        return self._zygote
-
-    def _prepare(self) -> dict[str, Any]:
-        """In the zygote: import torch and learn what there is."""
-        _capture.leave_inherited(self._session.config)
-        import torch
-        import torch.distributed as dist
-
-        # Here, so that not every rank imports it.
-        from shardproof import _rank  # noqa: F401
-
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            raise RuntimeError(
-                "CUDA was initialised while tests were collected, and a process "
-                "with CUDA can't be forked: do it in a fixture or a test"
-            )
-        slot, slots = _workers.place(self._session.config)
-        if slots > 1:
-            # In the environment, so that also what a test makes of LOCAL_RANK is this worker's own.
-            os.environ[_VISIBLE] = _workers.gpus_of(
-                slot, slots, torch.cuda.device_count(), os.environ.get(_VISIBLE)
-            )
-        nccl = dist.is_available() and dist.is_nccl_available()
-        return {"gpus": torch.cuda.device_count(), "nccl": nccl}
-
-    def _rank_main(self, spec: dict[str, Any], descriptors: list[int]) -> NoReturn:
-        from shardproof import _rank
-
-        _rank.main(self._session, spec, descriptors)
+            method = self.settings.start_method
+            self._started = start(self._session, self._basetemp, method, self._dirt)
+        return self._started.zygote
 
     def describe(self) -> str:
         """Return the line that tells what tests on ranks run on."""
@@ -92,7 +64,8 @@ class Controller:
         backend = self._backend(most, None)
         device = f"{facts['gpus']} GPUs" if needs_gpus(backend) else "cpu"
         torch = importlib.metadata.version("torch")
-        return f"ranks: world {most}, {backend}, fork, {device}, torch {torch}"
+        assert self._started is not None
+        return f"ranks: world {most}, {backend}, {self._started.how}, {device}, torch {torch}"
 
     def refusal(self, world_size: int, backend: str | None) -> str:
         """Return why a world of this size can't run here, or an empty string."""
@@ -120,6 +93,7 @@ class Controller:
             StartError: They did not come up.
         """
         zygote = self.start()
+        assert self._started is not None
         backend = self._backend(world_size, backend)
         devices = tuple(
             f"cuda:{rank}" if needs_gpus(backend) else "cpu" for rank in range(world_size)
@@ -134,6 +108,7 @@ class Controller:
                 seed=zlib.crc32(name.encode()),
                 basetemp=str(self._basetemp),
                 output=self._output,
+                start_timeout=self._started.form_timeout,
             ),
         )
 
@@ -254,9 +229,9 @@ class Controller:
         except StartError as error:
             problems.append(str(error))
         finally:
-            if self._zygote is not None:
-                self._zygote.stop()
-                self._zygote = None
+            if self._started is not None:
+                self._started.zygote.stop()
+                self._started = None
         return problems
 
     @pytest.hookimpl(tryfirst=True)

@@ -80,7 +80,7 @@ class ItemRunner:
         if reporter is not None and session.config.getoption("setupshow", False):
             reporter._tw = create_terminal_writer(session.config, self._shown)
         manager.register(self, "shardproof-rank")
-        _use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
+        use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
     def run(self, index: int, next_index: int | None, shared_folder: str) -> dict[str, Any]:
         """Run one item through pytest's protocol; its reports are sent, what ends it returned.
@@ -289,7 +289,8 @@ def _renew_instance(item: pytest.Item) -> None:
         item._obj = None  # type: ignore[attr-defined]
 
 
-def _use_basetemp(config: pytest.Config, folder: Path) -> None:
+def use_basetemp(config: pytest.Config, folder: Path) -> None:
+    """Have pytest make temporary folders of tests in a folder, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:

@@ -6,11 +6,11 @@ found by process group only.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import stat
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +20,28 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        import ctypes  # not needed by a session without ranks
+
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def fork() -> int:
+    """Fork; without Python's warning (3.12) about a process that has threads.
+
+    Whoever forks here knows of them: the zygote has none, and those of the pytest process that
+    matter have been looked for.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def native_threads() -> set[int]:
+    """Return the kernel's numbers of this process's threads; none where they can't be known."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208
+    except OSError:
+        return set()
 
 
 def end_with_parent(signum: int) -> None:

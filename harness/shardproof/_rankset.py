@@ -13,7 +13,7 @@ from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
 from shardproof._output import Output
 from shardproof._process import RankProcess
-from shardproof._report import hang, unmatched
+from shardproof._report import fold, hang, say_ranks, unmatched
 from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
@@ -39,7 +39,7 @@ class Setting:
     seed: int
     basetemp: str
     output: Output
-    start_timeout: float = 60.0
+    start_timeout: float
 
 
 class RankSet:
@@ -242,5 +242,6 @@ def _start_report(endings: list[Ending], timeout: float) -> str:
     if any(ending.killed for ending in endings):
         head += "\n" + hang(endings, timeout, "forming it")
     lines = [f"rank {e.rank} {e.death}" for e in endings if e.death and not e.killed]
-    output = [f"rank {e.rank} printed:\n{e.output.rstrip()}" for e in endings if e.output.strip()]
+    printed = fold((e.rank, e.output.rstrip()) for e in endings if e.output.strip())
+    output = [f"{say_ranks(ranks)} printed:\n{text}" for ranks, text in printed]
     return "\n".join([head, *lines, *output])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
+START_METHODS = ("fork", "spawn")
+# On macOS, system libraries start threads of which Python knows nothing.
+DEFAULT_START_METHOD = "spawn" if sys.platform == "darwin" else "fork"
 # Without --nproc a test on CPUs gets at most this many ranks.
 CPU_RANKS = 4
 
@@ -24,6 +28,7 @@ class Settings:
         backend: One of `BACKENDS`.
         timeout: Seconds for one test on ranks.
         strict: A test that wants more ranks than there may be fails.
+        start_method: `fork` or `spawn`.
         log: Folder that keeps what each rank prints, or None.
         pdb: The one rank that may have the terminal for a debugger, or None for the first.
     """
@@ -32,6 +37,7 @@ class Settings:
     backend: str
     timeout: float
     strict: bool
+    start_method: str
     log: Path | None
     pdb: int | None
 
@@ -57,10 +63,13 @@ class Settings:
             allowed = ", ".join(BACKENDS)
             raise pytest.UsageError(f"ranks_backend is one of {allowed}, got {backend!r}")
         strict = config.getoption("ranks_strict") or config.getini("ranks_strict")
+        method = config.getoption("ranks_start_method") or config.getini("ranks_start_method")
+        if method not in START_METHODS:
+            raise pytest.UsageError(f"ranks_start_method is fork or spawn, got {method!r}")
         pdb = config.getoption("ranks_pdb")
         if pdb is not None and pdb < 0:
             raise pytest.UsageError(f"--ranks-pdb wants a rank, counted from 0, got {pdb}")
-        return cls(nproc, backend, timeout, bool(strict), _log_folder(config), pdb)
+        return cls(nproc, backend, timeout, bool(strict), method, _log_folder(config), pdb)
 
     def most(self, gpus: int) -> int:
         """Return the most ranks that one test may have on this machine."""

@@ -1,8 +1,9 @@
-"""The process that ranks are forked from.
+"""The process that starts the ranks.
 
-The zygote is forked from the pytest process once collection is done. It imports torch, does no
-tensor work, starts no thread and touches no accelerator, so that each rank is a fork of a clean
-process and costs milliseconds. It also is the reaper: it alone waits for ranks, so a rank's
+The zygote is forked from the pytest process once collection is done, or is a new process that has
+collected again. It imports torch, does no tensor work, starts no thread and touches no
+accelerator, so that each rank is a fork of a clean process and costs milliseconds; spawned ranks
+it forks and executes. It also is the reaper: it alone waits for ranks, so a rank's
 process id can't be reused behind its back, and what a dead rank leaves behind comes to it.
 """
 
@@ -19,7 +20,6 @@ import socket
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -29,26 +29,30 @@ from shardproof.errors import StartError
 
 # Runs in a forked rank: its specification and the descriptors passed for it.
 RankMain = Callable[[dict[str, Any], list[int]], NoReturn]
+# Runs in the forked zygote: its end of the control socket.
+ZygoteMain = Callable[[socket.socket], NoReturn]
 
 _MAX_DATAGRAM = 1 << 16
 _MAX_DESCRIPTORS = 8
+_MAX_ERROR = 8000  # characters, of which JSON may make six bytes each
+
+
+class Unclean(StartError):
+    """The zygote's process is not fit to be forked."""
 
 
 class Zygote:
     """The controller's side of the zygote.
 
     Args:
-        rank_main: What each rank runs; it never returns.
-        prepare: Runs once in the zygote, before the first rank; its result, JSON-ready, is `facts`.
+        main: What the zygote runs; it comes to `serve`, be it in another program.
         timeout: Seconds that the start, and each fork, may take.
 
     Raises:
         StartError: The zygote did not come up.
     """
 
-    def __init__(
-        self, rank_main: RankMain, prepare: Callable[[], dict[str, Any]], timeout: float
-    ) -> None:
+    def __init__(self, main: ZygoteMain, timeout: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._timeout = timeout
@@ -56,15 +60,18 @@ class Zygote:
         self._scratch = ""
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = _fork()
+        self.pid = _linux.fork()
         if self.pid == 0:
             ours.close()
-            _serve(theirs, rank_main, prepare)
+            main(theirs)
         theirs.close()
-        hello = self._reply("hello")
-        if "error" in hello:
+        try:
+            hello = self._reply("hello")
+            if "error" in hello:
+                raise (Unclean if hello["unclean"] else StartError)(hello["error"])
+        except BaseException:
             self.stop()
-            raise StartError(hello["error"])
+            raise
         self.facts: dict[str, Any] = hello["facts"]
         self._scratch = hello["scratch"]
         self._stores = itertools.count()
@@ -139,18 +146,16 @@ def _readable(*descriptors: int, timeout: float | None = None) -> list[int]:
     return [ready for ready, _ in poll.poll(None if timeout is None else timeout * 1000)]
 
 
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # Python 3.12 warns when a process with threads forks. The zygote has none, and the
-        # pytest process's own (execnet, a BLAS pool) don't exist in the child.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _serve(
+def serve(
     control: socket.socket, rank_main: RankMain, prepare: Callable[[], dict[str, Any]]
 ) -> NoReturn:
-    """Run the zygote's loop; the process ends with it."""
+    """Be the zygote; the process ends with it.
+
+    Args:
+        control: The zygote's end of the control socket.
+        rank_main: What each rank runs; it never returns.
+        prepare: Runs once, before the first rank; its result, JSON-ready, is `facts`.
+    """
     zygote = os.getpid()
     scratch = tempfile.mkdtemp(prefix="shardproof-", dir=_memory_folder())
     try:
@@ -158,7 +163,11 @@ def _serve(
         try:
             hello = {"hello": 1, "facts": prepare(), "scratch": scratch}
         except BaseException as error:
-            hello = {"hello": 0, "error": f"{type(error).__name__}: {error}"}
+            text = (
+                str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
+            )
+            unclean = isinstance(error, Unclean)
+            hello = {"hello": 0, "error": text[:_MAX_ERROR], "unclean": unclean}
         gc.collect()
         gc.freeze()  # the collector then leaves the pages shared with the ranks alone
         control.send(json.dumps(hello).encode())
@@ -227,7 +236,7 @@ class _Server:
             self._stopping = True
 
     def _fork_rank(self, spec: dict[str, Any], descriptors: list[int]) -> int:
-        pid = _fork()
+        pid = _linux.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for signum in (signal.SIGTERM, signal.SIGCHLD):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from shardproof._clean import Watch
     from shardproof._launch import Launch
     from shardproof._world import World
 
@@ -24,10 +25,15 @@ _MARK = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--nproc` and the `--ranks-*` options, and the ini options."""
-    from shardproof._settings import BACKENDS
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add `--nproc` and the `--ranks-*` options, and the ini options.
 
+    From here on it is watched whether the process stays fit to be forked: conftests come next.
+    """
+    from shardproof._clean import WATCH, Watch
+    from shardproof._settings import BACKENDS, DEFAULT_START_METHOD, START_METHODS
+
+    pluginmanager.register(Watch(pluginmanager.getplugin("pytestconfig")), WATCH)
     group = parser.getgroup("ranks", "tests on several ranks (shardproof)")
     group.addoption(
         "--nproc",
@@ -54,6 +60,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail a test that needs more ranks than it may have, instead of skipping it.",
     )
     group.addoption(
+        "--ranks-start-method",
+        choices=START_METHODS,
+        help="how ranks are started: forked from a process that has collected the tests, or "
+        "each as a new Python that collects them again. Default fork; spawn on macOS.",
+    )
+    group.addoption(
         "--ranks-log",
         metavar="DIR",
         help="keep everything that the ranks print in files of this folder, one for each rank.",
@@ -69,6 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("ranks_backend", "default of --ranks-backend", default="auto")
     parser.addini("ranks_timeout", "default of --ranks-timeout", default="120")
     parser.addini("ranks_strict", "default of --ranks-strict", type="bool", default=False)
+    parser.addini(
+        "ranks_start_method", "default of --ranks-start-method", default=DEFAULT_START_METHOD
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,18 +97,35 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the engine if a collected item needs ranks."""
-    from shardproof._settings import Settings
+    from shardproof._clean import WATCH
 
+    manager = session.config.pluginmanager
+    if manager.has_plugin("shardproof-spawned"):
+        return  # this process has a controller already
+    watch: Watch = manager.getplugin(WATCH)
+    manager.unregister(watch)
     uses = any(
         item.get_closest_marker("ranks") or "launch" in getattr(item, "fixturenames", ())
         for item in session.items
     )
     if not uses or session.config.getoption("collectonly", False):
-        return
+        watch.give_up()
+    else:
+        _start(session, watch)
+
+
+def _start(session: pytest.Session, watch: Watch) -> None:
     from shardproof._controller import Controller
+    from shardproof._settings import Settings
     from shardproof.errors import StartError
 
-    controller = Controller(session, Settings.of(session.config))
+    settings = Settings.of(session.config)
+    dirt = None
+    if settings.start_method == "fork":
+        dirt = watch.end()
+    else:
+        watch.give_up()
+    controller = Controller(session, settings, dirt)
     session.config.pluginmanager.register(controller, "shardproof-controller")
     try:
         controller.start()
