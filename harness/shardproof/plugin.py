@@ -108,7 +108,11 @@ def _start(session: pytest.Session, watch: Watch) -> None:
     from shardproof.errors import StartError
 
     settings = Settings.of(session.config)
-    dirt = watch.end() if settings.start_method == "fork" else watch.give_up()
+    dirt = None
+    if settings.start_method == "fork":
+        dirt = watch.end()
+    else:
+        watch.give_up()
     controller = Controller(session, settings, dirt)
     session.config.pluginmanager.register(controller, "shardproof-controller")
     try:
