@@ -22,11 +22,11 @@ ready := .venv/.ready
 $(shell test "$$(cat $(ready) 2>/dev/null)" = "$$PWD" && test -x $(python) || rm -f $(ready))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv conformance test lint format bench soak clean
+.PHONY: help venv conformance test test-spawn lint format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target text; \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target text; \
 	do printf '%-18s %s\n' "$$target" "$$text"; done
 
 venv: $(ready) ## make .venv with torch, the development requirements and this project
@@ -36,6 +36,9 @@ conformance: $(ready) ## prove round trips of the reference on NPROC ranks
 
 test: $(ready) ## run the project's own tests
 	$(python) -m pytest harness/tests reference/tests suites/tests $(ARGS)
+
+test-spawn: $(ready) ## run the rank engine's tests with spawned ranks
+	$(python) -m pytest harness/tests --ranks-start-method=spawn $(ARGS)
 
 lint: $(ready) ## check format, style and types
 	$(python) -m ruff format --check .

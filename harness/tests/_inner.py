@@ -90,10 +90,14 @@ class Inner:
     Args:
         pytester: pytest's own fixture.
         monkeypatch: Sets the variables of the sessions.
+        start_method: How the sessions start ranks, unless they say so themselves.
     """
 
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, start_method: str
+    ) -> None:
         self.pytester = pytester
+        self.start_method = start_method
         self.path = pytester.path
         self.token = uuid.uuid4().hex
         self.temporary = pytester.path / "temporary"
@@ -103,6 +107,8 @@ class Inner:
         # torch's own, which importing FSDP makes in TMPDIR
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(pytester.path / "inductor"))
         monkeypatch.setenv("COLUMNS", "120")
+        if start_method != "fork":
+            monkeypatch.setenv("PYTEST_ADDOPTS", f"--ranks-start-method={start_method}")
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
     def write(self, **files: str) -> None:
@@ -120,6 +126,7 @@ class Inner:
         __tracebackhide__ = True
         if source is not None:
             self.write(test_inner=source)
+        timeout *= 1 if self.start_method == "fork" else 4  # each rank imports torch
         listed = ("-rA", "--no-fold-skipped", "-p", "no:cacheprovider")
         try:
             result = self.pytester.runpytest_subprocess(*listed, *args, timeout=timeout)

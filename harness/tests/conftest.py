@@ -16,9 +16,22 @@ for _name in ("CI", "BUILD_NUMBER"):
 
 
 @pytest.fixture
-def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:
-    """Run sessions of pytest in a new folder; each is checked to leave nothing behind."""
-    return Inner(pytester, monkeypatch)
+def inner(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Inner:
+    """Run sessions of pytest in a new folder; each is checked to leave nothing behind.
+
+    Their ranks start as this session's option `--ranks-start-method` says.
+    """
+    method = request.config.getoption("ranks_start_method") or "fork"
+    return Inner(pytester, monkeypatch, method)
+
+
+@pytest.fixture
+def forks(request: pytest.FixtureRequest) -> None:
+    """Skip a test of what only a fork gives, where ranks are spawned."""
+    if request.config.getoption("ranks_start_method") == "spawn":
+        pytest.skip("is about ranks that are forked")
 
 
 @pytest.fixture

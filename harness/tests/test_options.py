@@ -34,7 +34,7 @@ def test_without_nproc_a_test_has_its_own_size_up_to_four(inner: Inner) -> None:
     session = inner.run(SIZES, "--ranks-backend=gloo")
     session.stdout.fnmatch_lines(
         [
-            "ranks: world 4, gloo, fork, cpu, torch *",
+            f"ranks: world 4, gloo, {inner.start_method}, cpu, torch *",
             "default is 4",
             "SKIPPED test_inner.py::test_five - Skipped: needs 5 ranks, CPUs allows 4",
         ]

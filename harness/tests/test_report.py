@@ -67,9 +67,7 @@ def verbose(once: Callable[..., Session]) -> Session:
 
 
 def test_header_line_comes_after_collection(verbose: Session) -> None:
-    verbose.stdout.fnmatch_lines(
-        ["*collected 9 items", "ranks: world 3, gloo, fork, cpu, torch 2.*"]
-    )
+    verbose.stdout.fnmatch_lines(["*collected 9 items", "ranks: world 3, gloo, *, cpu, torch 2.*"])
 
 
 def test_verbose_lines_are_those_of_ordinary_tests(verbose: Session) -> None:
