@@ -26,14 +26,9 @@ from shardproof._zygote import Unclean, serve
 from shardproof.errors import StartError
 
 PLUGIN = "shardproof-spawned"
-# What would write over the files of the pytest process.
-_NO_FILES = {
-    "basetemp": None,
-    "log_file": os.devnull,
-    "xmlpath": None,
-    "report_log": None,
-    "cacheclear": False,
-}
+# What would write over files of the pytest process while pytest starts. Others are written at the
+# end of a session, to which no rank comes.
+_NO_FILES = {"log_file": os.devnull, "report_log": None, "cacheclear": False}
 
 
 def main() -> NoReturn:

@@ -129,6 +129,7 @@ def test_is_there():
     session.result.assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("forks")
 def test_files_opened_at_import_stay_what_they_are(inner: Inner) -> None:
     session = inner.run(
         """
