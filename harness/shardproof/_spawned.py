@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -33,7 +33,6 @@ _NO_FILES = {"log_file": os.devnull, "report_log": None, "cacheclear": False}
 
 def main() -> NoReturn:
     """Run the new program."""
-    code = 1
     try:
         blueprint, role, spec, descriptors, environment = json.loads(sys.argv[1])
         for descriptor in (blueprint, *descriptors):
@@ -47,7 +46,7 @@ def main() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _be_zygote(
@@ -73,9 +72,12 @@ def _be_rank(plan: Blueprint, spec: dict[str, Any], descriptors: list[int]) -> N
     try:
         with _output_to(log):
             session = _collect(plan, watched=False)
-    except StartError as error:
-        _empty(log)
-        os.write(log if len(descriptors) > 3 else 2, f"{error}\n".encode(errors="replace"))
+    except BaseException as error:
+        text = traceback.format_exc()
+        if isinstance(error, StartError):
+            _empty(log)
+            text = f"{error}\n"
+        os.write(log if len(descriptors) > 3 else 2, text.encode(errors="replace"))
         os._exit(1)
     _empty(log)
     gc.collect()
@@ -104,7 +106,7 @@ def _empty(log: int) -> None:
 
 
 @contextmanager
-def _output_to(log: int) -> Generator[None]:
+def _output_to(log: int) -> Iterator[None]:
     kept = [os.dup(1), os.dup(2)]
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

@@ -92,14 +92,22 @@ def test_settings(world, tmp_path, request):
 
 
 def test_files_of_the_pytest_process_are_kept(inner: Inner) -> None:
+    inner.write(
+        conftest="""
+import os
+
+def pytest_collection_modifyitems(config):
+    (config._tmp_path_factory.getbasetemp() / f"made by {os.getpid()}").touch()
+"""
+    )
     session = inner.run(
         DIRT
         + """
 import logging
-logging.getLogger().warning("while collecting")
+logging.getLogger().warning("collected by %d", os.getpid())
 
 def test_before():
-    logging.getLogger().warning("before ranks")
+    logging.getLogger().warning("run by %d", os.getpid())
 
 @ranks(1)
 def test_on_rank(tmp_path):
@@ -109,9 +117,10 @@ def test_on_rank(tmp_path):
         f"--basetemp={inner.path / 'base'}",
     )
     session.result.assert_outcomes(passed=2)
-    text = (inner.path / "kept.log").read_text()
-    assert "while collecting" in text
-    assert "before ranks" in text
+    written = re.findall(r" (collected|run) by (\d+)", (inner.path / "kept.log").read_text())
+    pid = written[-1][1]
+    assert written == [("collected", pid), ("run", pid)]
+    assert (inner.path / "base" / f"made by {pid}").exists()
     assert (inner.path / "base" / "rank0" / "test_on_rank0").is_dir()
 
 
