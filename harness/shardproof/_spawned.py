@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -25,19 +25,13 @@ from shardproof._zygote import Unclean, serve
 from shardproof.errors import StartError
 
 PLUGIN = "shardproof-spawned"
-# What would write over the files of the pytest process.
-_NO_FILES = {
-    "basetemp": None,
-    "log_file": os.devnull,
-    "xmlpath": None,
-    "report_log": None,
-    "cacheclear": False,
-}
+# What would write over files of the pytest process while pytest starts. Others are written at the
+# end of a session, to which no rank comes.
+_NO_FILES = {"log_file": os.devnull, "report_log": None, "cacheclear": False}
 
 
 def main() -> NoReturn:
     """Run the new program."""
-    code = 1
     try:
         blueprint, role, spec, descriptors, environment = json.loads(sys.argv[1])
         for descriptor in (blueprint, *descriptors):
@@ -51,7 +45,7 @@ def main() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _be_zygote(
@@ -76,9 +70,9 @@ def _be_rank(plan: Blueprint, spec: dict[str, Any], descriptors: list[int]) -> N
     try:
         with tempfile.TemporaryFile() as file, _output_to(file.fileno()):
             session = _collect(plan, watched=False)
-    except StartError as error:
-        log = descriptors[-1]
-        os.write(log, f"{error}\n".encode(errors="replace"))
+    except BaseException as error:
+        text = f"{error}\n" if isinstance(error, StartError) else traceback.format_exc()
+        os.write(descriptors[-1], text.encode(errors="replace"))
         os._exit(1)
     gc.collect()
     gc.freeze()
@@ -95,7 +89,7 @@ def _put_back(environment: dict[str, str | None]) -> None:
 
 
 @contextmanager
-def _output_to(file: int) -> Generator[None]:
+def _output_to(file: int) -> Iterator[None]:
     """Send what pytest prints while it collects, as it has done before, to a file."""
     kept = [os.dup(1), os.dup(2)]
     for descriptor in (1, 2):

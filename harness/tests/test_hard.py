@@ -113,6 +113,7 @@ def test_rough_tests(inner: Inner) -> None:
     session.result.assert_outcomes(passed=12, failed=3)
 
 
+@pytest.mark.usefixtures("forks")
 def test_files_opened_at_import_stay_what_they_are(inner: Inner) -> None:
     session = inner.run(
         """

@@ -92,14 +92,22 @@ def test_settings(world, tmp_path, request):
 
 
 def test_files_of_the_pytest_process_are_kept(inner: Inner) -> None:
+    inner.write(
+        conftest="""
+import os
+
+def pytest_collection_modifyitems(config):
+    (config._tmp_path_factory.getbasetemp() / f"made by {os.getpid()}").touch()
+"""
+    )
     session = inner.run(
         DIRT
         + """
 import logging
-logging.getLogger().warning("while collecting")
+logging.getLogger().warning("collected by %d", os.getpid())
 
 def test_before():
-    logging.getLogger().warning("before ranks")
+    logging.getLogger().warning("run by %d", os.getpid())
 
 @ranks(1)
 def test_on_rank(tmp_path):
@@ -109,7 +117,10 @@ def test_on_rank(tmp_path):
         f"--basetemp={inner.path / 'base'}",
     )
     session.result.assert_outcomes(passed=2)
-    assert "before ranks" in (inner.path / "kept.log").read_text()
+    written = re.findall(r" (collected|run) by (\d+)", (inner.path / "kept.log").read_text())
+    pid = written[-1][1]
+    assert written == [("collected", pid), ("run", pid)]
+    assert (inner.path / "base" / f"made by {pid}").exists()
     assert (inner.path / "base" / "rank0" / "test_on_rank0").is_dir()
 
 
@@ -140,6 +151,31 @@ def test_children():
 """
     )
     session.result.assert_outcomes(passed=1)
+
+
+def test_options_and_order_are_those_of_the_pytest_process(inner: Inner) -> None:
+    inner.write(
+        conftest="""
+import os
+
+def pytest_addoption(parser):
+    parser.addoption("--salt", default=os.urandom(8).hex())
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: os.urandom(8))
+"""
+    )
+    session = inner.run(
+        """
+@ranks(2)
+@pytest.mark.parametrize("number", range(6))
+def test_item(number, request, world):
+    assert request.node.name == f"test_item[{number}]"
+    assert len(set(world.gather((number, request.config.getoption("salt"))))) == 1
+""",
+        "--ranks-start-method=spawn",
+    )
+    session.result.assert_outcomes(passed=6)
 
 
 CHANGING = """
@@ -335,6 +371,6 @@ def test_fork_with_threads_is_no_warning() -> None:
         "    os._exit(7)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    command = [python, "-Werror", "-c", code, str(Path(_linux.__file__))]
+    command = [python, "-Walways", "-c", code, str(Path(_linux.__file__))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("7\n", "")
