@@ -24,6 +24,7 @@ from shardproof.errors import StartError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_TIMEOUT = 120.0  # importing torch on a busy machine
+_MOST_LOST = 3  # zygotes in one session; the cause does not go away by itself then
 
 
 class Controller:
@@ -33,6 +34,7 @@ class Controller:
         self._session = session
         self.settings = settings
         self._zygote: Zygote | None = None
+        self._losses: list[str] = []
         self._warm: dict[tuple[int, str], RankSet] = {}
         self._index = {item: place for place, item in enumerate(session.items)}
         self._marks = [RanksMark.of(item) for item in session.items]
@@ -47,15 +49,34 @@ class Controller:
         self._timer: float | None = None
 
     def start(self) -> Zygote:
-        """Fork the zygote, once.
+        """Fork the zygote, unless that was done.
 
         Raises:
-            StartError: It did not come up.
+            StartError: It did not come up, or was lost too often.
         """
+        if len(self._losses) >= _MOST_LOST:
+            raise StartError(
+                f"nothing runs on ranks any more, as {_MOST_LOST} zygotes were lost; of the last "
+                f"one is known: {self._losses[-1]}"
+            )
         if self._zygote is None:
             self._basetemp = _basetemp(self._session.config)
-            self._zygote = Zygote(self._rank_main, self._prepare, _START_TIMEOUT)
+            try:
+                self._zygote = Zygote(self._rank_main, self._prepare, _START_TIMEOUT)
+            except StartError as error:
+                self._losses.append(str(error))
+                raise
         return self._zygote
+
+    def _let_go_of_lost(self) -> None:
+        """Have the zygote forked anew if it was lost, and all ranks with it."""
+        if self._zygote is not None and (loss := self._zygote.loss()):
+            self._losses.append(loss)
+            for ranks in self._warm.values():
+                ranks.kill()
+            self._warm.clear()
+            self._zygote.stop()
+            self._zygote = None
 
     def _prepare(self) -> dict[str, Any]:
         """In the zygote: import torch and learn what there is."""
@@ -119,6 +140,7 @@ class Controller:
         Raises:
             StartError: They did not come up.
         """
+        self._let_go_of_lost()
         zygote = self.start()
         backend = self._backend(world_size, backend)
         devices = tuple(
@@ -143,17 +165,10 @@ class Controller:
         Returns:
             Whether it is to be run once more, after so many attempts.
         """
-        mark = self._marks[self._index[item]]
-        assert mark is not None
-        world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
-        refusal = self.refusal(world_size, mark.backend)
-        if refusal:
-            reports = [_refusal(item, refusal, self.settings.strict)]
-        else:
-            try:
-                reports = self._run_on_ranks(item, nextitem, mark, world_size)
-            except StartError as error:
-                reports = [_refusal(item, str(error), strict=True)]
+        try:
+            reports = self._reports(item, nextitem)
+        except StartError as error:
+            reports = [_refusal(item, str(error), strict=True)]
         again = not self._exit and _reruns.again(item, reports, attempt)
         for report in reports:
             _setup_show.write(item.config, report)
@@ -161,6 +176,16 @@ class Controller:
         if self._exit:
             pytest.exit(*self._exit)
         return again
+
+    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        mark = self._marks[self._index[item]]
+        assert mark is not None
+        self._let_go_of_lost()
+        world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
+        refusal = self.refusal(world_size, mark.backend)
+        if refusal:
+            return [_refusal(item, refusal, self.settings.strict)]
+        return self._run_on_ranks(item, nextitem, mark, world_size)
 
     def _run_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
@@ -186,6 +211,9 @@ class Controller:
         elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
             reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
+        if self._output.failure:
+            self._warn(item, self._output.failure)
+            self._output.failure = ""
         for ending in endings:
             for message in ending.messages:
                 if message.kind == "benchmarks":
@@ -199,9 +227,22 @@ class Controller:
         ranks = self._warm.get(key)
         if ranks is None:
             ranks = self._warm[key] = self.new_ranks(world_size, mark.backend, f"warm/{key}")
-        elif not ranks.whole:
+        self._tell_of_deaths(ranks)
+        if not ranks.whole:
             ranks.restore()
         return ranks
+
+    def _tell_of_deaths(self, ranks: RankSet) -> None:
+        """Warn of ranks that have died after their last test had ended."""
+        for nodeid, text in ranks.deaths():
+            self._warn(next(item for item in self._index if item.nodeid == nodeid), text)
+
+    def _warn(self, item: pytest.Item, text: str) -> None:
+        """Show a text in the summary of warnings, whatever filters there are."""
+        path, line, _ = item.location
+        fields: dict[str, Any] = {"category": "PytestWarning", "message": text, "when": "runtest"}
+        fields |= {"nodeid": item.nodeid, "filename": path, "lineno": (line or 0) + 1}
+        _record_warning(self._session.config, fields)
 
     def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
         """Make the ranks ready for the next test, or end them if they were for this one."""
@@ -250,6 +291,7 @@ class Controller:
         try:
             for ranks in self._warm.values():
                 if ranks.whole:
+                    self._tell_of_deaths(ranks)
                     problems += ranks.finish()
         except StartError as error:
             problems.append(str(error))
