@@ -153,6 +153,8 @@ def test_interrupt_ends_everything(
     if not options:
         assert took < 2  # xdist waits longer for its workers, whatever they run
     assert store_is_gone(inner)
+    if interrupt is twice and process.returncode == -signal.SIGINT:
+        return  # the second one came while pytest or xdist did its own tidying up
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     lines = pytest.LineMatcher(output.splitlines())
     lines.fnmatch_lines(["!* KeyboardInterrupt !*", "*no tests ran in *"])
