@@ -87,14 +87,17 @@ def name_of(item: pytest.Item) -> str:
     return f"{item.parent.nodeid if item.parent else ''}::{item.name}"
 
 
-def become_zygote(blueprint: int, control: socket.socket) -> NoReturn:
+def become_zygote(blueprint: int, control: socket.socket, scratch: str) -> NoReturn:
     """In a fork of the pytest process: become a clean zygote.
 
     Args:
         blueprint: Descriptor of the blueprint's file.
         control: The zygote's end of the control socket.
+        scratch: The folder of stores.
     """
-    _execute(blueprint, "zygote", {}, [control.fileno()], {**os.environ, **ONE_THREAD})
+    _execute(
+        blueprint, "zygote", {"scratch": scratch}, [control.fileno()], {**os.environ, **ONE_THREAD}
+    )
 
 
 def become_rank(blueprint: int, spec: dict[str, Any], descriptors: list[int]) -> NoReturn:

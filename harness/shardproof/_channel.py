@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ class Channel:
             self._socket.sendall(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         except OSError as error:
             raise ChannelError(f"{kind!r} could not be sent: {error}") from error
+
+    def at_end(self) -> bool:
+        """Say whether the other side has closed and nothing is left to read; doesn't wait."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        try:
+            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return True
 
     def receive(self) -> Message:
         """Wait for one message.

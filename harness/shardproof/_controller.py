@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardproof import _benchmarks, _capture, _reruns, _setup_show, _workers
-from shardproof._clean import Dirt
+from shardproof._clean import Dirt, look_again
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._output import Output
@@ -23,6 +23,8 @@ from shardproof._terminal import Terminal
 from shardproof._zygote import Zygote
 from shardproof.errors import StartError
 
+_MOST_LOST = 3  # zygotes in one session; the cause does not go away by itself then
+
 
 class Controller:
     """Owns everything that a session starts, and ends it."""
@@ -32,6 +34,7 @@ class Controller:
         self.settings = settings
         self._dirt = dirt
         self._started: Started | None = None
+        self._losses: list[str] = []
         self._warm: dict[tuple[int, str], RankSet] = {}
         self._index = {item: place for place, item in enumerate(session.items)}
         self._marks = [RanksMark.of(item) for item in session.items]
@@ -46,16 +49,38 @@ class Controller:
         self._timer: float | None = None
 
     def start(self) -> Zygote:
-        """Start the zygote, once.
+        """Start the zygote, unless that was done.
 
         Raises:
-            StartError: It did not come up.
+            StartError: It did not come up, or was lost too often.
         """
+        if len(self._losses) >= _MOST_LOST:
+            raise StartError(
+                f"nothing runs on ranks any more, as {_MOST_LOST} zygotes were lost; of the last "
+                f"one is known: {self._losses[-1]}"
+            )
         if self._started is None:
             self._basetemp = _basetemp(self._session.config)
             method = self.settings.start_method
-            self._started = start(self._session, self._basetemp, method, self._dirt)
+            try:
+                self._started = start(self._session, self._basetemp, method, self._dirt)
+            except StartError as error:
+                self._losses.append(str(error))
+                raise
         return self._started.zygote
+
+    def _let_go_of_lost(self) -> None:
+        """Have the zygote started anew if it was lost, and all ranks with it."""
+        if self._started is not None and (loss := self._started.zygote.loss()):
+            self._losses.append(loss)
+            for ranks in self._warm.values():
+                ranks.kill()
+            self._warm.clear()
+            self._started.zygote.stop()
+            self._started = None
+            if self.settings.start_method == "fork":
+                # Ordinary tests, too, may have made this process unfit to be forked.
+                self._dirt = self._dirt or look_again(self._session.config)
 
     def describe(self) -> str:
         """Return the line that tells what tests on ranks run on."""
@@ -92,6 +117,7 @@ class Controller:
         Raises:
             StartError: They did not come up.
         """
+        self._let_go_of_lost()
         zygote = self.start()
         assert self._started is not None
         backend = self._backend(world_size, backend)
@@ -118,17 +144,10 @@ class Controller:
         Returns:
             Whether it is to be run once more, after so many attempts.
         """
-        mark = self._marks[self._index[item]]
-        assert mark is not None
-        world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
-        refusal = self.refusal(world_size, mark.backend)
-        if refusal:
-            reports = [_refusal(item, refusal, self.settings.strict)]
-        else:
-            try:
-                reports = self._run_on_ranks(item, nextitem, mark, world_size)
-            except StartError as error:
-                reports = [_refusal(item, str(error), strict=True)]
+        try:
+            reports = self._reports(item, nextitem)
+        except StartError as error:
+            reports = [_refusal(item, str(error), strict=True)]
         again = not self._exit and _reruns.again(item, reports, attempt)
         for report in reports:
             _setup_show.write(item.config, report)
@@ -136,6 +155,16 @@ class Controller:
         if self._exit:
             pytest.exit(*self._exit)
         return again
+
+    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        mark = self._marks[self._index[item]]
+        assert mark is not None
+        self._let_go_of_lost()
+        world_size = mark.world_size or self.settings.most(self.start().facts["gpus"])
+        refusal = self.refusal(world_size, mark.backend)
+        if refusal:
+            return [_refusal(item, refusal, self.settings.strict)]
+        return self._run_on_ranks(item, nextitem, mark, world_size)
 
     def _run_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
@@ -161,6 +190,9 @@ class Controller:
         elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
             reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
+        if self._output.failure:
+            self._warn(item, self._output.failure)
+            self._output.failure = ""
         for ending in endings:
             for message in ending.messages:
                 if message.kind == "benchmarks":
@@ -174,9 +206,22 @@ class Controller:
         ranks = self._warm.get(key)
         if ranks is None:
             ranks = self._warm[key] = self.new_ranks(world_size, mark.backend, f"warm/{key}")
-        elif not ranks.whole:
+        self._tell_of_deaths(ranks)
+        if not ranks.whole:
             ranks.restore()
         return ranks
+
+    def _tell_of_deaths(self, ranks: RankSet) -> None:
+        """Warn of ranks that have died after their last test had ended."""
+        for nodeid, text in ranks.deaths():
+            self._warn(next(item for item in self._index if item.nodeid == nodeid), text)
+
+    def _warn(self, item: pytest.Item, text: str) -> None:
+        """Show a text in the summary of warnings, whatever filters there are."""
+        path, line, _ = item.location
+        fields: dict[str, Any] = {"category": "PytestWarning", "message": text, "when": "runtest"}
+        fields |= {"nodeid": item.nodeid, "filename": path, "lineno": (line or 0) + 1}
+        _record_warning(self._session.config, fields)
 
     def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
         """Make the ranks ready for the next test, or end them if they were for this one."""
@@ -225,6 +270,7 @@ class Controller:
         try:
             for ranks in self._warm.values():
                 if ranks.whole:
+                    self._tell_of_deaths(ranks)
                     problems += ranks.finish()
         except StartError as error:
             problems.append(str(error))

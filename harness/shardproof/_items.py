@@ -19,7 +19,7 @@ from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._output import append, shortened
-from shardproof._plain import plain
+from shardproof._plain import encodable, plain
 from shardproof._settings import RanksMark
 
 PUT_BACK_FIXTURE = "_ranks_put_back"
@@ -191,22 +191,28 @@ class ItemRunner:
             report.outcome = "failed"
             report.longrepr = _of_subtests(self._subtests)
         self._subtests = []
-        report.sections = self._kept(report)
+        report.sections = self._kept(report, item)
         _reruns.note(item, report, call)
         report.user_properties = [(str(k), plain(v)) for k, v in report.user_properties]
         hook = item.config.hook
         data = hook.pytest_report_to_serializable(config=item.config, report=report)
-        self._channel.send("report", report=data, shown=self._shown.getvalue(), **self._facts)
+        shown = encodable(self._shown.getvalue())
+        self._channel.send("report", report=encodable(data), shown=shown, **self._facts)
         self._shown.seek(0)
         self._shown.truncate()
         self._facts = {}
         return report
 
-    def _kept(self, report: pytest.TestReport) -> list[tuple[str, str]]:
+    def _kept(self, report: pytest.TestReport, item: pytest.Item) -> list[tuple[str, str]]:
         """Add what was captured in a phase to the log; return what the report is to hold of all."""
         for title, content in report.sections:
             if title.startswith("Captured ") and title.endswith(f" {report.when}"):
-                append(self._log, f"--- {title}\n{content}")
+                try:
+                    append(self._log, f"--- {title}\n{content}")
+                except OSError as error:
+                    self._log = ""
+                    text = f"--ranks-log keeps nothing more of rank {self.place.rank}: {error}"
+                    self._warn(text, item)
         return [(title, shortened(content)) for title, content in report.sections]
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -239,7 +245,7 @@ class ItemRunner:
         self._channel.send(
             "warning",
             category=warning_message.category.__name__,
-            message=str(warning_message.message),
+            message=encodable(str(warning_message.message)),
             filename=warning_message.filename,
             lineno=warning_message.lineno,
             when=when,

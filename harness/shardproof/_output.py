@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,13 @@ class Output:
     Args:
         config: pytest's configuration.
         folder: Folder of `--ranks-log`, or None.
+
+    Attributes:
+        failure: Why nothing more is kept, or an empty string.
     """
 
     def __init__(self, config: pytest.Config, folder: Path | None) -> None:
+        self.failure = ""
         self._config = config
         self._folder = folder
         self._worker = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -45,7 +51,30 @@ class Output:
 
     def keep(self, rank: int, text: str) -> None:
         """Add to a rank's log, if there is one."""
-        append(self.log_of(rank), text)
+        with self._giving_up():
+            append(self.log_of(rank), text)
+
+    def keep_file(self, rank: int, descriptor: int) -> None:
+        """Add what a file holds to a rank's log, if there is one."""
+        path = self.log_of(rank)
+        if not path:
+            return
+        with (
+            self._giving_up(),
+            Path(path).open("ab") as log,
+            os.fdopen(os.dup(descriptor), "rb") as file,
+        ):
+            file.seek(0)
+            shutil.copyfileobj(file, log)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Keep nothing more once that fails: the disk is full, say."""
+        try:
+            yield
+        except OSError as error:
+            self._folder = None
+            self.failure = f"--ranks-log keeps nothing more: {error}"
 
     def show(self, rank: int, line: str) -> None:
         """Print a line of a rank, marked with it."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from shardproof import _evidence
@@ -97,18 +95,11 @@ class RankProcess:
         self.evidence.close()
         if self.lines is None:
             for descriptor in (*self._captured, self._log_file):
-                self._keep(descriptor)
+                self._output.keep_file(self.rank, descriptor)
                 os.close(descriptor)
         else:
             self.lines.close()
         os.close(self.stack_file)
-
-    def _keep(self, descriptor: int) -> None:
-        """Add what nobody has read to the rank's log."""
-        if path := self._output.log_of(self.rank):
-            with Path(path).open("ab") as log, os.fdopen(os.dup(descriptor), "rb") as file:
-                file.seek(0)
-                shutil.copyfileobj(file, log)
 
 
 def _temporary_file() -> int:

@@ -22,6 +22,7 @@ from shardproof._channel import Channel, Message
 from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._items import ItemRunner
+from shardproof._plain import encodable
 from shardproof._report import lost_peer
 from shardproof.errors import ChannelError
 
@@ -44,8 +45,9 @@ def main(session: pytest.Session, spec: dict[str, Any], descriptors: list[int]) 
     try:
         Rank(session, spec, descriptors).serve()
         code = 0
-    except (EOFError, ChannelError):
-        pass  # the controller is gone
+    except (EOFError, ChannelError) as error:
+        # The controller is gone, or the test has closed the descriptor.
+        os.write(2, f"rank {spec['rank']} has lost its connection to pytest: {error}\n".encode())
     except BaseException:
         traceback.print_exc()
         _coverage.save()
@@ -239,4 +241,8 @@ def describe(error: BaseException) -> dict[str, str]:
     )
     detail = "".join(traceback.format_exception(kind, error, tb))
     line = traceback.format_exception_only(kind, error)[-1].strip()
-    return {"exception_type": name, "message": line, "detail": detail}
+    return {
+        "exception_type": name,
+        "message": encodable(line),
+        "detail": encodable(detail),
+    }

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardproof import _linux
 from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
 from shardproof._output import Output
@@ -59,6 +60,7 @@ class RankSet:
         self._distrusted: set[int] = set()
         self._damaged = False
         self._began_ns = 0
+        self._last = ""
         self.restore()
 
     @property
@@ -136,6 +138,7 @@ class RankSet:
             payload: Bytes that go with it.
         """
         self.whole = False  # until they have ended it: an interrupt may come between
+        self._last = name
         for number in range(self.setting.world_size):
             self.setting.output.keep(number, f"===== {name} =====")
         self._began_ns = time.time_ns()
@@ -146,6 +149,30 @@ class RankSet:
             for ending in endings
         )
         return endings
+
+    def deaths(self) -> list[tuple[str, str]]:
+        """Look which ranks have died since they ended their work; the set is not whole then.
+
+        Returns:
+            For each, the name of that work, and how it died.
+        """
+        found = []
+        for rank in self._ranks:
+            if not rank.gone and (status := self._died(rank)) is not None:
+                how = (
+                    f"rank {rank.rank} {_linux.describe_exit(status)} after {self._last} had ended"
+                )
+                words = rank.output().strip()
+                found.append((self._last, f"{how}; it printed:\n{words}" if words else how))
+                rank.close()
+                self.whole = False
+        return found
+
+    def _died(self, rank: RankProcess) -> int | None:
+        """Return the wait status of a rank that has died, or None while it lives."""
+        if rank.channel.at_end():
+            return self._wait_for_exit(rank)  # the zygote may not have seen it yet
+        return self._zygote.exit_status(rank.pid)
 
     def unmatched(self, endings: Sequence[Ending]) -> str:
         """Tell of collectives of the last work that not all ranks have begun.
@@ -186,7 +213,8 @@ class RankSet:
 
     def _end(self, rank: RankProcess) -> None:
         self._zygote.kill(rank.pid)
-        self._wait_for_exit(rank)
+        if not self._zygote.lost:
+            self._wait_for_exit(rank)
         rank.close()
 
     def _wait_for_exit(self, rank: RankProcess) -> int:

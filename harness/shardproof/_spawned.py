@@ -40,7 +40,7 @@ def main() -> NoReturn:
         plan = pickle.loads(os.pread(blueprint, os.fstat(blueprint).st_size, 0))
         os.close(blueprint)
         if role == "zygote":
-            _be_zygote(plan, socket.socket(fileno=descriptors[0]), environment)
+            _be_zygote(plan, socket.socket(fileno=descriptors[0]), spec["scratch"], environment)
         _be_rank(plan, spec, descriptors)
     except BaseException:
         traceback.print_exc()
@@ -49,7 +49,7 @@ def main() -> NoReturn:
 
 
 def _be_zygote(
-    plan: Blueprint, control: socket.socket, environment: dict[str, str | None]
+    plan: Blueprint, control: socket.socket, scratch: str, environment: dict[str, str | None]
 ) -> NoReturn:
     def prepare() -> dict[str, Any]:
         if failure is not None:
@@ -63,7 +63,9 @@ def _be_zygote(
     except BaseException as error:
         failure = error
     _put_back(environment)
-    serve(control, lambda spec, descriptors: _rank.main(session, spec, descriptors), prepare)
+    serve(
+        control, scratch, lambda spec, descriptors: _rank.main(session, spec, descriptors), prepare
+    )
 
 
 def _be_rank(plan: Blueprint, spec: dict[str, Any], descriptors: list[int]) -> NoReturn:

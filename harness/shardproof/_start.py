@@ -14,7 +14,7 @@ import pytest
 from shardproof import _blueprint, _capture, _workers
 from shardproof._blueprint import Blueprint
 from shardproof._clean import Dirt
-from shardproof._zygote import Unclean, Zygote, serve
+from shardproof._zygote import RankMain, Unclean, Zygote, ZygoteMain, serve
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _IMPORT = 120.0  # seconds that importing torch may take on a busy machine
@@ -77,7 +77,11 @@ def _forking(session: pytest.Session) -> Zygote:
 
         _rank.main(session, spec, descriptors)
 
-    return Zygote(lambda control: serve(control, rank_main, partial(facts, session)), _IMPORT)
+    return Zygote(_serving(session, rank_main), _IMPORT)
+
+
+def _serving(session: pytest.Session, rank_main: RankMain) -> ZygoteMain:
+    return lambda control, scratch: serve(control, scratch, rank_main, partial(facts, session))
 
 
 def _clean(blueprint: int) -> Zygote:
@@ -86,7 +90,7 @@ def _clean(blueprint: int) -> Zygote:
 
 def _spawning(session: pytest.Session, blueprint: int) -> Zygote:
     rank_main = partial(_blueprint.become_rank, blueprint)
-    return Zygote(lambda control: serve(control, rank_main, partial(facts, session)), _IMPORT)
+    return Zygote(_serving(session, rank_main), _IMPORT)
 
 
 def facts(session: pytest.Session) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -18,9 +19,9 @@ class GlobalState:
     """A snapshot of a process's global state, to restore what has changed since.
 
     That is: random number generators, the environment, torch's default dtype and device, grad
-    mode, deterministic mode and thread count, the working directory, signal handlers and the
-    interval timer. The values of accelerators' generators are kept for the ones that exist when
-    the snapshot is taken.
+    mode, deterministic mode and thread count, the working directory, signal handlers, resource
+    limits and the interval timer. The values of accelerators' generators are kept for the ones
+    that exist when the snapshot is taken.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class GlobalState:
         for (name, value), (_, read, write) in zip(self._settings, _settings(), strict=True):
             if value is not None and (now := read()) != value:
                 write(value)
-                changed.append(f"the {name}, {now} (was {value})")
+                changed.append(f"the {name}, {_say_change(value, now)}")
         for number, handler in self._handlers.items():
             if signal.getsignal(number) != handler:
                 signal.signal(number, handler)
@@ -108,6 +109,14 @@ def reseed(seed: int) -> None:
         seed_everything((seed + world.rank) % 2**32)
 
 
+def _say_change(before: Any, now: Any) -> str:
+    """Say what a setting is and was; of several only those that differ."""
+    if isinstance(before, dict):
+        changed = [name for name in before if now[name] != before[name]]
+        return ", ".join(f"{name} {now[name]} (was {before[name]})" for name in changed)
+    return f"{now} (was {before})"
+
+
 def _cuda_states() -> list[Any] | None:
     import torch
 
@@ -135,8 +144,21 @@ def _settings() -> tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ..
         ),
         ("number of torch's threads", torch.get_num_threads, torch.set_num_threads),
         ("working directory", _working_directory, os.chdir),
+        ("resource limits", _limits, _set_limits),
         ("interval timer", _timer, lambda _: signal.setitimer(signal.ITIMER_REAL, 0)),
     )
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    """Return the soft and the hard limit of each resource, by the name that Python has for it."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+def _set_limits(limits: dict[str, tuple[int, int]]) -> None:
+    for name, limit in limits.items():
+        with suppress(ValueError):  # a hard limit that was lowered stays; the rank is replaced
+            resource.setrlimit(getattr(resource, name), limit)
 
 
 def _timer() -> bool:

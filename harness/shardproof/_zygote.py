@@ -29,8 +29,8 @@ from shardproof.errors import StartError
 
 # Runs in a forked rank: its specification and the descriptors passed for it.
 RankMain = Callable[[dict[str, Any], list[int]], NoReturn]
-# Runs in the forked zygote: its end of the control socket.
-ZygoteMain = Callable[[socket.socket], NoReturn]
+# Runs in the forked zygote: its end of the control socket, and the folder of stores.
+ZygoteMain = Callable[[socket.socket, str], NoReturn]
 
 _MAX_DATAGRAM = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -57,13 +57,16 @@ class Zygote:
         self._socket = ours
         self._timeout = timeout
         self._exits: dict[int, int] = {}
-        self._scratch = ""
+        # Named after this process, so that somebody who finds it knows whose it was. Made here, as
+        # a zygote that is killed can't remove it.
+        self._scratch = tempfile.mkdtemp(prefix=f"shardproof-{os.getpid()}-", dir=_memory_folder())
+        self._loss = ""
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = _linux.fork()
         if self.pid == 0:
             ours.close()
-            main(theirs)
+            main(theirs, self._scratch)
         theirs.close()
         try:
             hello = self._reply("hello")
@@ -73,7 +76,6 @@ class Zygote:
             self.stop()
             raise
         self.facts: dict[str, Any] = hello["facts"]
-        self._scratch = hello["scratch"]
         self._stores = itertools.count()
 
     def fileno(self) -> int:
@@ -87,33 +89,57 @@ class Zygote:
     def fork_rank(self, spec: dict[str, Any], descriptors: list[int]) -> int:
         """Fork one rank that gets `spec` and its own copies of the descriptors; return its pid."""
         body = json.dumps({"fork": spec}).encode()
-        try:
+        with suppress(BrokenPipeError):  # then there is no reply, which tells more
             socket.send_fds(self._socket, [body], descriptors)
-        except OSError as error:
-            raise StartError(f"the zygote is gone: {error}") from error
         return int(self._reply("forked")["forked"])
 
+    @property
+    def lost(self) -> bool:
+        """Whether it was found to have ended by itself or by another's hand."""
+        return bool(self._loss)
+
     def kill(self, pid: int) -> None:
-        """Kill a rank and everything that it started; does nothing if it has ended."""
+        """Kill a rank and everything that it started; does nothing if it has ended.
+
+        Without the zygote the ranks have ended; what is left of their groups is killed from here.
+        """
+        if self.lost:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            return
         with suppress(OSError):
             self._socket.send(json.dumps({"kill": pid}).encode())
 
     def exit_status(self, pid: int) -> int | None:
         """Return the wait status of a rank that has ended, or None while it runs."""
+        self._hear()
+        return self._exits.get(pid)
+
+    def _hear(self) -> None:
         while _readable(self._socket.fileno(), timeout=0):
             self._receive()
-        return self._exits.get(pid)
+
+    def loss(self) -> str:
+        """Look whether it has ended by itself; return how, or an empty string."""
+        with suppress(StartError):
+            self._hear()
+        return self._loss
 
     def stop(self) -> None:
         """End the zygote and all ranks; returns when they are gone."""
         self._socket.close()  # the zygote reads an end of file, and kills what is left
+        if not self.lost:
+            self._wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)  # one that was killed could not
+
+    def _wait(self) -> int:
+        """Return the wait status of the zygote, which ends by itself or is killed."""
         deadline = time.monotonic() + 5
-        while not os.waitpid(self.pid, os.WNOHANG)[0]:
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             time.sleep(0.002)
-        if self._scratch:  # one that was killed could not
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        return ended[1]
 
     def _reply(self, key: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._timeout
@@ -126,12 +152,18 @@ class Zygote:
                 return message
 
     def _receive(self) -> dict[str, Any]:
+        if self._loss:
+            raise StartError(self._loss)
         try:
             data = self._socket.recv(_MAX_DATAGRAM)
         except ConnectionError:
             data = b""
         if not data:
-            raise StartError("the zygote ended; nothing can be run on ranks any more")
+            status = self._wait()
+            self._loss = f"the zygote, which ranks are forked from, {_linux.describe_exit(status)}"
+            if status == signal.SIGKILL:
+                self._loss += ", as the kernel does when memory runs out"
+            raise StartError(self._loss)
         message: dict[str, Any] = json.loads(data)
         if "exit" in message:
             self._exits[message["exit"]] = message["status"]
@@ -147,21 +179,24 @@ def _readable(*descriptors: int, timeout: float | None = None) -> list[int]:
 
 
 def serve(
-    control: socket.socket, rank_main: RankMain, prepare: Callable[[], dict[str, Any]]
+    control: socket.socket,
+    scratch: str,
+    rank_main: RankMain,
+    prepare: Callable[[], dict[str, Any]],
 ) -> NoReturn:
     """Be the zygote; the process ends with it.
 
     Args:
         control: The zygote's end of the control socket.
+        scratch: The folder of stores, to be removed at the end.
         rank_main: What each rank runs; it never returns.
         prepare: Runs once, before the first rank; its result, JSON-ready, is `facts`.
     """
     zygote = os.getpid()
-    scratch = tempfile.mkdtemp(prefix="shardproof-", dir=_memory_folder())
     try:
         server = _Server(control, rank_main)
         try:
-            hello = {"hello": 1, "facts": prepare(), "scratch": scratch}
+            hello = {"hello": 1, "facts": prepare()}
         except BaseException as error:
             text = (
                 str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"

@@ -149,6 +149,21 @@ def test_lock_held(world):
         re.match("(a+)+b", "a" * 64)  # with the interpreter's lock
     reduce()
 """,
+    "loop": """
+@ranks(2, timeout=1)
+def test_loop(world):
+    if world.rank == 1:
+        while True:  # gives the interpreter's lock to other threads
+            pass
+    reduce()
+""",
+    "last_barrier": """
+@ranks(3, timeout=1)
+def test_last_barrier(world):
+    reduce()
+    if world.rank != 1:
+        world.barrier()
+""",
     "late": """
 @ranks(2, timeout=1)
 def test_late(world):
@@ -166,6 +181,28 @@ def test_unprintable(world):
     if world.rank == 1:
         raise Unprintable()
     reduce()
+""",
+    "unpicklable": """
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("it holds a lock")
+        self.lock = threading.Lock()
+
+@ranks(4)
+def test_unpicklable(world):
+    if world.rank == 1:
+        raise Unpicklable()
+    reduce()
+""",
+    "without_repr": """
+class WithoutRepr:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+@ranks(4)
+def test_without_repr(world):
+    value = WithoutRepr()
+    assert value == 1
 """,
     "swallows": """
 @ranks(4)

@@ -101,6 +101,7 @@ class Inner:
         self.path = pytester.path
         self.token = uuid.uuid4().hex
         self.temporary = pytester.path / "temporary"
+        self._of_others = _folders_in_memory()
         self.temporary.mkdir()
         monkeypatch.setenv(TOKEN, self.token)
         monkeypatch.setenv("TMPDIR", str(self.temporary))
@@ -132,10 +133,30 @@ class Inner:
             result = self.pytester.runpytest_subprocess(*listed, *args, timeout=timeout)
         except pytest.Pytester.TimeoutExpired:
             # It was killed, and its ranks have to end with it.
-            nothing_left(self.token, self.temporary, within=5)
+            self.nothing_left(within=5)
             raise
-        nothing_left(self.token, self.temporary)
+        self.nothing_left()
         return Session(result)
+
+    def nothing_left(self, within: float = 0) -> None:
+        """Fail if a session has left a process, a temporary file or a folder in memory.
+
+        Nor has it left a socket then: those in use belong to processes, and the names of the others
+        would be among the files.
+
+        Args:
+            within: Seconds that its processes may take to end.
+        """
+        __tracebackhide__ = True
+        nothing_left(self.token, self.temporary, within)
+        left = _folders_in_memory() - self._of_others
+        deadline = time.monotonic() + 1  # those of another session that ends right now
+        while (lost := [path for path in left if path.exists() and not _owner_lives(path)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        if lost:
+            pytest.fail(f"folders in memory are left: {lost}")
 
 
 def processes(token: str) -> list[int]:
@@ -165,6 +186,16 @@ def nothing_left(token: str, temporary: Path, within: float = 0) -> None:
     files = sorted(str(path) for path in temporary.rglob("*"))
     if files:
         pytest.fail(f"temporary files are left: {files}")
+
+
+def _folders_in_memory() -> set[Path]:
+    """Return the engine's folders of all sessions on this machine."""
+    return set(Path("/dev/shm").glob("shardproof-*-*"))
+
+
+def _owner_lives(folder: Path) -> bool:
+    """Say whether the pytest process that a folder is named after still runs."""
+    return Path("/proc", folder.name.split("-")[1]).exists()
 
 
 def _command(pid: int) -> str:

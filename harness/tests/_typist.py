@@ -15,7 +15,7 @@ from types import TracebackType
 
 import pytest
 
-from ._inner import Inner, nothing_left, processes
+from ._inner import Inner, processes
 
 _WITHIN = 60  # seconds that anything may take to appear
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]|\r")
@@ -83,7 +83,7 @@ class Typist:
             self._shell.wait()
             os.close(self._screen)
             os.close(self._terminal)
-        nothing_left(self._inner.token, self._inner.temporary, within=5)
+        self._inner.nothing_left(within=5)
 
     def _see_the_end(self) -> None:
         self.see("exit code <")

@@ -22,6 +22,17 @@ def test_the_next_test_passes(faults: Session, name: str) -> None:
     assert faults.status(f"test_healthy_after_{name}") == "passed"
 
 
+# After these a rank was killed or dead, and had to be replaced.
+REPLACING = {"hang", "kill", "exit", "exit_last", "segv", "stopped", "lock_held", "loop"}
+REPLACING |= {"last_barrier", "late"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in REPLACING])
+def test_the_next_test_is_not_held_up(faults: Session, name: str) -> None:
+    phases = ("setup", "call", "teardown")
+    assert sum(duration(faults, f"test_healthy_after_{name}", phase) for phase in phases) < 1
+
+
 def test_exit_code_and_counts(faults: Session) -> None:
     assert faults.ret == pytest.ExitCode.TESTS_FAILED
     counts = faults.result.parseoutcomes()
@@ -214,6 +225,44 @@ def test_held_lock_of_the_interpreter_still_gives_a_stack(faults: Session) -> No
     )
 
 
+def test_endless_loop(faults: Session) -> None:
+    faults.match_failure(
+        "test_loop",
+        "the test did not end within 1 s on ranks 0-1",
+        "  rank 0 waits in all_reduce #* of float32[[]4[]]",
+        "  rank 1 never came to #*",
+        "rank 1 [[]R (running)[]], the innermost call first:",
+        '  File "*test_inner.py", line * in test_loop',
+    )
+
+
+def test_rank_that_never_comes_to_the_last_barrier(faults: Session) -> None:
+    faults.match_failure(
+        "test_last_barrier",
+        "___* test_last_barrier (ranks 0, 2 of 3) _*",
+        "the test did not end within 1 s on ranks 0, 2",
+        "  ranks 0, 2 wait in barrier #*",
+        "  rank 1 had finished the test",
+    )
+
+
+def test_exception_that_cannot_be_pickled(faults: Session) -> None:
+    faults.match_failure(
+        "test_unpicklable",
+        "___* test_unpicklable (rank 1 of 4) _*",
+        "E           test_inner.Unpicklable: it holds a lock",
+    )
+    assert followed_ranks(faults.failure("test_unpicklable")) == {0, 2, 3}
+
+
+def test_value_whose_repr_raises(faults: Session) -> None:
+    faults.match_failure(
+        "test_without_repr",
+        "___* test_without_repr (ranks 0-3 of 4) _*",
+        "E       AssertionError: assert <[[]RuntimeError('no words') raised in repr()[]] *",
+    )
+
+
 def test_test_that_ends_while_evidence_is_taken_is_late(faults: Session) -> None:
     assert faults.status("test_late") == "failed"
     faults.match_failure("test_late", "the test did not end within 1 s on ranks 0-1")
@@ -243,8 +292,8 @@ def followed_ranks(text: str) -> set[int]:
     return found
 
 
-def duration(session: Session, name: str) -> float:
-    """Return the seconds that the session says for a test's call."""
-    found = re.search(rf"^(\S+)s call +\S+::{name}$", session.text, re.MULTILINE)
+def duration(session: Session, name: str, phase: str = "call") -> float:
+    """Return the seconds that the session says for a phase of a test."""
+    found = re.search(rf"^(\S+)s {phase} +\S+::{name}$", session.text, re.MULTILINE)
     assert found, f"no duration of {name}"
     return float(found[1])

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ._inner import Inner, nothing_left, processes
+from ._inner import Inner, processes
 
 
 def test_pytest_exit_on_a_rank_ends_the_session(inner: Inner) -> None:
@@ -53,17 +53,23 @@ def test_interrupts(world):
 def running(inner: Inner, source: str, *args: str) -> Iterator[subprocess.Popen[str]]:
     """Start a session, and wait until its ranks are inside of the test."""
     inner.write(test_inner=source)
+    ranks = 4 if "-n2" in args else 2
     inside = inner.path / "inside"
     inside.mkdir()
     os.environ["INSIDE"] = str(inside)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
     command.append(f"--basetemp={inner.path / 'base'}")
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=inner.path
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=inner.path,
+        start_new_session=True,  # its group then is what a terminal's Ctrl-C would go to
     ) as process:
         try:
             deadline = time.monotonic() + 60
-            while len(list(inside.iterdir())) < 2:
+            while len(list(inside.iterdir())) < ranks:
                 assert process.poll() is None
                 assert time.monotonic() < deadline, "no ranks"
                 time.sleep(0.02)
@@ -102,14 +108,56 @@ def store_is_gone(inner: Inner) -> bool:
     return not folder.exists()
 
 
-def test_interrupt_ends_everything(inner: Inner) -> None:
-    with running(inner, WAITS) as process:
-        process.send_signal(signal.SIGINT)
+# On each of two workers, if there are two.
+WAIT = (
+    STORE
+    + """
+@ranks(2)
+@pytest.mark.parametrize("number", range(2))
+def test_waits(world, number):
+    Path(os.environ["HOME"], "store").write_text(str(store_folder()))
+    subprocess.Popen(["setsid", "sleep", "600"])
+    Path(os.environ["INSIDE"], f"{number}-{world.rank}").touch()
+    time.sleep(600)
+"""
+)
+
+
+def to_the_process(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def to_the_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def twice(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "n2"])
+@pytest.mark.parametrize("interrupt", [to_the_process, to_the_group, twice])
+def test_interrupt_ends_everything(
+    inner: Inner,
+    options: tuple[str, ...],
+    interrupt: Callable[[subprocess.Popen[str]], None],
+) -> None:
+    with running(inner, WAIT, *options) as process:
+        began = time.monotonic()
+        interrupt(process)
         output, _ = process.communicate(timeout=20)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    pytest.LineMatcher(output.splitlines()).fnmatch_lines(["!* KeyboardInterrupt !*"])
-    nothing_left(inner.token, inner.temporary)
+        took = time.monotonic() - began
+    inner.nothing_left(within=max(0.0, 2 - took))
+    if not options:
+        assert took < 2  # xdist waits longer for its workers, whatever they run
     assert store_is_gone(inner)
+    if interrupt is twice and process.returncode == -signal.SIGINT:
+        return  # the second one came while pytest or xdist did its own tidying up
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    lines = pytest.LineMatcher(output.splitlines())
+    lines.fnmatch_lines(["!* KeyboardInterrupt !*", "*no tests ran in *"])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -118,35 +166,121 @@ def test_ranks_end_with_the_session_that_is_killed(inner: Inner, signum: int) ->
         assert len(processes(inner.token)) >= 4
         process.send_signal(signum)
         process.wait(timeout=10)
-        nothing_left(inner.token, inner.temporary, within=2)
+        inner.nothing_left(within=2)
         assert store_is_gone(inner)
 
 
-def test_killed_zygote_is_told(inner: Inner) -> None:
-    session = inner.run(
-        STORE
-        + """
+KILLS_ITS_ZYGOTE = """
 @ranks(2)
-def test_kills_its_parent(world):
+def test_kills_its_zygote{number}(world):
     reduce()
+    subprocess.Popen(["sleep", "600"])
     world.barrier()
     Path(os.environ["HOME"], "store").write_text(str(store_folder()))
     world.barrier()
     if world.rank == 0:
         os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(1)
+    time.sleep(5)
+
+@ranks(2)
+def test_after{number}(world):
+    assert reduce() == [2.0] * 4
+
+def reduces{number}():
+    return reduce(1)
+
+def test_launch_after{number}(launch):
+    assert launch(reduces{number}, world_size=2) == [[2.0]] * 2
+"""
+LOSS = (
+    "the zygote, which ranks are forked from, was killed by SIGKILL (signal 9), as the kernel does "
+    "when memory runs out"
+)
+
+
+def test_killed_zygote_is_told_and_replaced(inner: Inner) -> None:
+    session = inner.run(STORE + KILLS_ITS_ZYGOTE.format(number=""))
+    session.result.assert_outcomes(passed=2, errors=1)
+    session.match_failure(
+        "test_kills_its_zygote", "_* ERROR at setup of test_kills_its_zygote _*", LOSS
+    )
+    assert store_is_gone(inner)
+
+
+def test_zygote_killed_between_tests_costs_none(inner: Inner) -> None:
+    session = inner.run(
+        """
+ZYGOTE = Path(os.environ["HOME"], "zygote")
+
+@ranks(2)
+def test_before(world):
+    ZYGOTE.write_text(str(os.getppid()))
+
+def test_kills():
+    os.kill(int(ZYGOTE.read_text()), signal.SIGKILL)
+    os.waitid(os.P_PID, int(ZYGOTE.read_text()), os.WEXITED | os.WNOWAIT)
 
 @ranks(2)
 def test_after(world):
+    assert reduce() == [2.0] * 4
+    assert ZYGOTE.read_text() != str(os.getppid())
+"""
+    )
+    session.result.assert_outcomes(passed=3)
+
+
+def test_third_lost_zygote_is_the_last(inner: Inner) -> None:
+    source = "".join(KILLS_ITS_ZYGOTE.format(number=number) for number in range(3))
+    session = inner.run(STORE + source + "\ndef test_ordinary():\n    pass\n")
+    session.result.assert_outcomes(passed=5, failed=1, errors=4)
+    told = (
+        f"nothing runs on ranks any more, as 3 zygotes were lost; of the last one is known: {LOSS}"
+    )
+    session.match_failure("test_after2", told)
+    session.match_failure("test_launch_after2", f"E *StartError: {told}")
+    assert session.status("test_ordinary") == "passed"
+    assert store_is_gone(inner)
+
+
+DIES_LATE = """
+PIDS = Path(os.environ["HOME"])
+
+@ranks(3)
+def test_before(world):
+    (PIDS / f"pid{world.rank}").write_text(str(os.getpid()))
     reduce()
 
-def test_ordinary():
-    pass
-""",
-        timeout=40,
+def test_kills():
+    pid = int((PIDS / "pid1").read_text())
+    os.kill(pid, signal.SIGSEGV)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+"""
+
+
+def test_rank_that_dies_between_tests_is_told_with_the_test_before(inner: Inner) -> None:
+    session = inner.run(
+        DIES_LATE
+        + """
+@ranks(3)
+def test_after(world):
+    same = (PIDS / f"pid{world.rank}").read_text() == str(os.getpid())
+    assert world.gather(same) == [True, False, True]
+"""
     )
-    assert session.ret != 0
-    assert "passed" not in session.status("test_kills_its_parent")
-    assert "the zygote ended" in session.text + session.result.stderr.str()
-    assert "INTERNALERROR" not in session.text
-    assert store_is_gone(inner)
+    session.result.assert_outcomes(passed=3, warnings=1)
+    session.stdout.fnmatch_lines(
+        [
+            "test_inner.py::test_before",
+            "  test_inner.py:*: PytestWarning: rank 1 was killed by SIGSEGV (signal 11) after "
+            "test_inner.py::test_before had ended*",
+        ]
+    )
+
+
+def test_rank_that_dies_after_the_last_test_is_told(inner: Inner) -> None:
+    session = inner.run(DIES_LATE, "-W", "error")
+    session.result.assert_outcomes(passed=2, warnings=1)
+    session.stdout.fnmatch_lines(
+        ["*PytestWarning: rank 1 was killed by SIGSEGV (signal 11) after *"]
+    )

@@ -374,3 +374,28 @@ def test_fork_with_threads_is_no_warning() -> None:
     command = [python, "-Walways", "-c", code, str(Path(_linux.__file__))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+@pytest.mark.usefixtures("forks")
+def test_zygote_is_replaced_by_a_clean_one_after_tensor_work_of_tests(inner: Inner) -> None:
+    session = inner.run(
+        """
+ZYGOTE = Path(os.environ["HOME"], "zygote")
+
+@ranks(2)
+def test_before(world):
+    ZYGOTE.write_text(str(os.getppid()))
+
+def test_kills():
+    torch.ones(200, 200) @ torch.ones(200, 200)
+    os.kill(int(ZYGOTE.read_text()), signal.SIGKILL)
+    os.waitid(os.P_PID, int(ZYGOTE.read_text()), os.WEXITED | os.WNOWAIT)
+
+@ranks(2, timeout=5)
+def test_after(world):
+    torch.set_num_threads(2)
+    assert (torch.ones(400_000) + 1).sum() == 800_000
+    torch.set_num_threads(1)
+"""
+    )
+    session.result.assert_outcomes(passed=3)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 from ._inner import Inner
@@ -105,3 +111,60 @@ def test_after(world):
     )
     session.stdout.fnmatch_lines(["*worker 'gw0' crashed while running*test_crashes*"])
     session.result.assert_outcomes(passed=2, failed=1)
+
+
+HANGS = """
+@ranks(2)
+def test_hangs(world):
+    worker = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+    subprocess.Popen(["setsid", "sleep", "600"])
+    world.barrier()
+    if world.rank == 0:
+        Path("written").write_text(worker)
+        Path("written").rename("worker")
+    ctypes.PyDLL(None).sleep(600)
+
+@ranks(2)
+@pytest.mark.parametrize("number", range(3))
+def test_passes(world, number):
+    assert reduce() == [2.0] * 4
+"""
+
+
+def test_worker_killed_while_its_ranks_hang_is_told_at_once(inner: Inner) -> None:
+    inner.write(test_inner=HANGS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n2", "-v"]
+    command.append(f"--basetemp={inner.path / 'base'}")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=inner.path,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:
+        worker, deadline = inner.path / "worker", time.monotonic() + 60
+        while not worker.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "the test does not hang"
+            time.sleep(0.02)
+        os.kill(int(worker.read_text()), signal.SIGKILL)
+        began = time.monotonic()
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "node down" in line:
+                break
+        took = time.monotonic() - began
+        rest, _ = process.communicate(timeout=60)
+    assert took < 2, lines
+    output = pytest.LineMatcher([*"".join(lines).splitlines(), *rest.splitlines()])
+    output.fnmatch_lines(
+        [
+            "[[]gw?[]] node down: Not properly terminated",
+            "worker 'gw?' crashed while running 'test_inner.py::test_hangs'",
+            "*1 failed, 3 passed in *",
+        ]
+    )
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    inner.nothing_left()
