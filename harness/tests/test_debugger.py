@@ -326,7 +326,10 @@ def test_killed_zygote_takes_the_rank_from_its_prompt(inner: Inner) -> None:
     with given(inner, BREAKS) as typist:
         typist.see("(Pdb) ")
         typist.type("os.kill(os.getppid(), signal.SIGKILL)")
-        typist.see("the zygote ended")
+        typist.see("has the terminal")  # of a rank of the next test, from a new zygote
+        typist.see("(Pdb) ")
+        typist.type("q")
+        typist.see("the zygote, which ranks are forked from, was killed by SIGKILL (signal 9)")
     assert typist.ret != 0
 
 

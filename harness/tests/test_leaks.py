@@ -252,3 +252,32 @@ def pytest_terminal_summary(terminalreporter):
     grown = re.search(r"controller grew by (-?\d+) kB", session.text)
     assert grown
     assert int(grown[1]) < 20_000
+
+
+ORPHANS = """
+FOLDER = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
+
+@ranks(2)
+def test_leaves_a_grandchild(world):
+    if world.rank == 1:
+        script = f"setsid setsid sh -c 'echo $$ >{FOLDER}/pid; exec sleep 613' &"
+        subprocess.run(["sh", "-c", script])
+        while not (FOLDER / "pid").exists() or not (FOLDER / "pid").read_text():
+            time.sleep(0.01)
+
+@ranks(2)
+def test_it_is_gone():
+    pid = (FOLDER / "pid").read_text().strip()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.05)
+    assert False, f"process {pid} is left"
+"""
+
+
+def test_grandchild_of_a_passing_test_is_named_and_ends_with_its_rank(inner: Inner) -> None:
+    session = inner.run(ORPHANS)
+    session.result.assert_outcomes(passed=2, warnings=1)
+    text = r"the test has left on rank 1 of 2: the child process \d+ \(sleep 613\); the rank is"
+    assert re.search(text, warning(session, "test_leaves_a_grandchild"))
