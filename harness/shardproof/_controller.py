@@ -216,11 +216,11 @@ class Controller:
         for nodeid, text in ranks.deaths():
             self._warn(next(item for item in self._index if item.nodeid == nodeid), text)
 
-    def _warn(self, item: pytest.Item, text: str) -> None:
+    def _warn(self, item: pytest.Item | None, text: str) -> None:
         """Show a text in the summary of warnings, whatever filters there are."""
-        path, line, _ = item.location
         fields: dict[str, Any] = {"category": "PytestWarning", "message": text, "when": "runtest"}
-        fields |= {"nodeid": item.nodeid, "filename": path, "lineno": (line or 0) + 1}
+        path, line, _ = item.location if item else (__file__, None, "")
+        fields |= {"nodeid": item.nodeid if item else "", "filename": path, "lineno": line or 0}
         _record_warning(self._session.config, fields)
 
     def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
@@ -330,9 +330,7 @@ class Controller:
             return (yield)
         finally:
             for problem in self.stop():
-                self._session.config.issue_config_time_warning(
-                    pytest.PytestWarning(f"ending fixtures on ranks: {problem}"), stacklevel=2
-                )
+                self._warn(None, f"ending fixtures on ranks: {problem}")
 
 
 def _basetemp(config: pytest.Config) -> Path:

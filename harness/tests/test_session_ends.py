@@ -284,3 +284,33 @@ def test_rank_that_dies_after_the_last_test_is_told(inner: Inner) -> None:
     session.stdout.fnmatch_lines(
         ["*PytestWarning: rank 1 was killed by SIGSEGV (signal 11) after *"]
     )
+
+
+def test_fixture_that_fails_when_the_session_is_cut_short_is_told(inner: Inner) -> None:
+    session = inner.run(
+        """
+@pytest.fixture(scope="session")
+def wide(world):
+    yield
+    raise OSError("not closed")
+
+@ranks(2)
+def test_before(wide):
+    pass
+
+def test_fails():
+    assert False
+
+@ranks(2)
+def test_never(wide):
+    pass
+""",
+        "-x",
+        "-Werror",
+    )
+    assert session.ret == pytest.ExitCode.TESTS_FAILED
+    session.result.assert_outcomes(passed=1, failed=1, warnings=2)
+    for rank in range(2):
+        session.stdout.fnmatch_lines(
+            [f"*PytestWarning: ending fixtures on ranks: rank {rank}: OSError: not closed"]
+        )
