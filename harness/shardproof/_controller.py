@@ -220,7 +220,8 @@ class Controller:
         """Show a text in the summary of warnings, whatever filters there are."""
         fields: dict[str, Any] = {"category": "PytestWarning", "message": text, "when": "runtest"}
         path, line, _ = item.location if item else (__file__, None, "")
-        fields |= {"nodeid": item.nodeid if item else "", "filename": path, "lineno": line or 0}
+        fields |= {"nodeid": item.nodeid if item else "", "filename": path}
+        fields["lineno"] = (line or 0) + 1
         _record_warning(self._session.config, fields)
 
     def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
