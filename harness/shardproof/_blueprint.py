@@ -64,7 +64,7 @@ class Blueprint:
             with suppress(Exception):  # such an option stays what the command line says
                 options[name] = pickle.dumps(value)
         return cls(
-            args=tuple(os.fspath(arg) for arg in invocation.args),
+            args=(*map(os.fspath, invocation.args), *_more_args(config)),
             plugins=tuple(p for p in invocation.plugins or () if isinstance(p, str)),
             options=options,
             workerinput=getattr(config, "workerinput", None),
@@ -80,6 +80,11 @@ class Blueprint:
             pickle.dump(self, file)
             file.flush()
             return os.dup(file.fileno())
+
+
+def _more_args(config: pytest.Config) -> list[str]:
+    """Return what keeps plugins from beginning anew; pytest-cov would erase what ranks have saved."""
+    return ["--cov-append"] if getattr(config.option, "cov_source", None) else []
 
 
 def name_of(item: pytest.Item) -> str:
