@@ -12,7 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_SIGNALS = [number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)]
+# SIGCHLD is left alone: torch's DataLoader sets its handler once in a process, and keeps it.
+_UNWATCHED = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+_SIGNALS = [number for number in signal.Signals if number not in _UNWATCHED]
 
 
 class GlobalState:

@@ -138,6 +138,61 @@ def test_collective_without_a_match_is_a_failure(leaks: Session) -> None:
     leaks.stdout.fnmatch_lines(["ERROR *::test_collective - collectives without a match: rank 0*"])
 
 
+WELL_BEHAVED = """
+import concurrent.futures, multiprocessing
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+@pytest.fixture(scope="module")
+def background():
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+@ranks(2)
+def test_wider_fixture(background):
+    pass
+
+@ranks(2)
+def test_fsdp(world):
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+@ranks(2)
+def test_asynchronous_save(world, shared_tmp_path):
+    mesh = init_device_mesh("cpu", (2,))
+    model = fully_shard(torch.nn.Linear(4, 4), mesh=mesh)
+    dcp.async_save(model.state_dict(), checkpoint_id=shared_tmp_path / "saved").result()
+    dist.all_reduce(torch.ones(1), group=mesh.get_group())
+
+@ranks(2)
+def test_workers(world):
+    assert sum(1 for _ in torch.utils.data.DataLoader(range(4), num_workers=1)) == 4
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(abs, [-1]) == [1]
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        assert list(executor.map(abs, [-1])) == [1]
+
+@ranks(3)
+def test_transfers_to_one_rank(world):
+    if world.rank:
+        dist.send(torch.ones(1), 0)
+    else:
+        for rank in (1, 2):
+            dist.recv(torch.ones(1), rank)
+"""
+
+
+def test_nothing_is_told_of_well_behaved_tests(inner: Inner) -> None:
+    inner.run(WELL_BEHAVED).result.assert_outcomes(passed=5)
+
+
 REPLACED = """
 FOLDER = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
 
