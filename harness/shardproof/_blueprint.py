@@ -83,7 +83,7 @@ class Blueprint:
 
 
 def _more_args(config: pytest.Config) -> list[str]:
-    """Return what keeps plugins from beginning anew; pytest-cov would erase what ranks have saved."""
+    """Return what keeps pytest-cov from erasing what other ranks have saved."""
     return ["--cov-append"] if getattr(config.option, "cov_source", None) else []
 
 

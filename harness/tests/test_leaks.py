@@ -189,7 +189,7 @@ def test_transfers_to_one_rank(world):
 """
 
 
-def test_nothing_is_told_of_well_behaved_tests(inner: Inner) -> None:
+def test_well_behaved(inner: Inner) -> None:
     inner.run(WELL_BEHAVED).result.assert_outcomes(passed=5)
 
 
