@@ -179,10 +179,11 @@ class Controller:
         self._launched += 1
         began = time.monotonic()
         endings = ranks.run(item.nodeid, "run", fields, timeout)
-        reports = Merger(item, endings, timeout, time.monotonic() - began).reports()
+        merger = Merger(item, endings, timeout, time.monotonic() - began)
+        reports = merger.reports()
         _setup_show.attach(endings, reports)
         self._exit = exit_asked(endings)
-        if ranks.whole and (text := ranks.unmatched(endings)):
+        if text := ranks.unmatched(endings):
             _add_failure(reports, "collectives without a match", text)
         problems = self._tidy(ranks, mark.isolate)
         if problems:
@@ -197,7 +198,7 @@ class Controller:
             for message in ending.messages:
                 if message.kind == "benchmarks":
                     _benchmarks.add(item.config, message.payload)
-        return reports
+        return [*reports[:1], *merger.subtests(), *reports[1:]]
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:
         if mark.isolate:
@@ -345,7 +346,7 @@ def _basetemp(config: pytest.Config) -> Path:
 def _add_failure(reports: list[pytest.TestReport], title: str, text: str) -> None:
     """Tell of what went wrong after the test itself, which is a failure if there is no other."""
     last = reports[-1]
-    if all(report.passed for report in reports):
+    if not any(report.failed for report in reports):
         last.outcome = "failed"
         last.longrepr = f"{title}: {text}"
     else:

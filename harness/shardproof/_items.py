@@ -6,6 +6,7 @@ import io
 import unittest
 import warnings
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic  # a test may patch the module's own
 from typing import Any
@@ -18,6 +19,7 @@ from shardproof import _benchmarks, _reruns
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
+from shardproof._leaks import Watch
 from shardproof._output import append, shortened
 from shardproof._plain import encodable, plain
 from shardproof._settings import RanksMark
@@ -63,6 +65,8 @@ class ItemRunner:
         self.place = place
         self.counts: dict[str, int] = {}
         self.left: list[str] = []
+        self.watch: Watch | None = None
+        self.wider: set[pytest.FixtureDef[Any]] = set()
         self._inside = False
         self._last: pytest.Item | None = None
         self._timed = False
@@ -77,8 +81,11 @@ class ItemRunner:
         if manager.has_plugin("shardproof-controller"):
             manager.unregister(name="shardproof-controller")
         reporter = manager.getplugin("terminalreporter")
-        if reporter is not None and session.config.getoption("setupshow", False):
-            reporter._tw = create_terminal_writer(session.config, self._shown)
+        if reporter is not None:
+            with suppress(ValueError):  # its marks of subtests would stand in the captured output
+                session.config.hook.pytest_runtest_logreport._remove_plugin(reporter)
+            if session.config.getoption("setupshow", False):
+                reporter._tw = create_terminal_writer(session.config, self._shown)
         manager.register(self, "shardproof-rank")
         use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
@@ -156,6 +163,23 @@ class ItemRunner:
         self._leave_if_failed()
         return (yield from self._watch())
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """Let what a wider fixture changes stay, also if a test asks for it while it runs."""
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            return (yield)
+        self.wider.add(fixturedef)
+        if self.watch is None:
+            return (yield)
+        before = Watch(self.wider)
+        try:
+            return (yield)
+        finally:
+            self.watch.allow(before)
+
     def _watch(self) -> Generator[None, object, object]:
         __tracebackhide__ = True
         self._inside = True
@@ -194,14 +218,17 @@ class ItemRunner:
         report.sections = self._kept(report, item)
         _reruns.note(item, report, call)
         report.user_properties = [(str(k), plain(v)) for k, v in report.user_properties]
-        hook = item.config.hook
-        data = hook.pytest_report_to_serializable(config=item.config, report=report)
         shown = encodable(self._shown.getvalue())
-        self._channel.send("report", report=encodable(data), shown=shown, **self._facts)
+        self._channel.send("report", report=self._sendable(report), shown=shown, **self._facts)
         self._shown.seek(0)
         self._shown.truncate()
         self._facts = {}
         return report
+
+    def _sendable(self, report: pytest.TestReport) -> Any:
+        config = self._session.config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        return encodable(data)
 
     def _kept(self, report: pytest.TestReport, item: pytest.Item) -> list[tuple[str, str]]:
         """Add what was captured in a phase to the log; return what the report is to hold of all."""
@@ -233,9 +260,12 @@ class ItemRunner:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what failed in subtests, which pytest reports by themselves and only here."""
+        """Keep what failed in subtests, which pytest reports by themselves; send the others."""
         if report.failed:
             self._subtests.append(report)
+        else:
+            report.sections = [(title, shortened(text)) for title, text in report.sections]
+            self._channel.send("subtest", report=self._sendable(report))
 
     @pytest.hookimpl
     def pytest_warning_recorded(

@@ -21,8 +21,6 @@ from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ra
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
-# What counts as an expected failure beside one: in the setup, ranks that were not reached.
-_IN = {"setup": ("passed",), "call": (), "teardown": ()}
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -65,6 +63,7 @@ class Merger:
         self._timeout = timeout
         self._elapsed = elapsed
         self._reports = [_reports_of(item.config, ending) for ending in endings]
+        self._subtests = [_subtests_of(item.config, ending) for ending in endings]
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
@@ -78,6 +77,15 @@ class Merger:
         teardown = self._teardown(any(report.failed for report in merged))
         return [*merged, teardown] if teardown else merged
 
+    def subtests(self) -> list[pytest.TestReport]:
+        """Return the subtests that have not failed, those that several ranks have run once."""
+        found: list[pytest.TestReport] = []
+        seen: set[str] = set()
+        for of_rank in self._subtests:
+            found += [report for report in of_rank if _say_subtest(report) not in seen]
+            seen.update(map(_say_subtest, of_rank))
+        return found
+
     def _phase(self, phase: str, problems: list[Problem], failed_in: str) -> pytest.TestReport:
         reports = self._of(phase)
         cut_short = failed_in == "call" and phase == "setup"
@@ -87,9 +95,14 @@ class Merger:
         everywhere = len(reports) == len(self._endings) or cut_short
         kinds = {_kind(report) for report in reports}
         expected = "xfailed" in kinds and not failed_in  # a death is never expected
-        if everywhere and expected and kinds <= {"xfailed", "xpassed", *_IN[phase]}:
+        # Setup and teardown may have failed, as expected, on some ranks only.
+        beside = {"xpassed"} if phase == "call" else {"xpassed", "passed"}
+        if everywhere and expected and kinds <= {"xfailed", *beside}:
             return self._joined(_first(reports, "xfailed"))
-        if everywhere and len(kinds) == 1 and not problems:
+        alike = len(kinds) == 1 and (
+            phase != "call" or len(set(map(_left_out, self._subtests))) < 2
+        )
+        if everywhere and alike and not problems:
             return self._joined(reports[0])
         left_early = kinds & {"skipped", "xfailed"}
         if problems and not (left_early and all(problem.secondary for problem in problems)):
@@ -101,7 +114,8 @@ class Merger:
         if after_failure:
             # The failure has been told; what the teardown says of a lost group follows from it.
             return self._joined(_as_passed(reports)) if reports else None
-        return self._phase("teardown", self._problems(("teardown",)), "teardown")
+        problems = self._problems(("teardown",))
+        return self._phase("teardown", problems, "teardown" if problems else "")
 
     def _of(self, phase: str) -> list[pytest.TestReport]:
         return [by_phase[phase] for by_phase in self._reports if phase in by_phase]
@@ -152,9 +166,12 @@ class Merger:
 
     def _disagreement(self, phase: str) -> pytest.TestReport:
         says = []
-        for ending, by_phase in zip(self._endings, self._reports, strict=True):
+        for ending, by_phase, of_rank in zip(
+            self._endings, self._reports, self._subtests, strict=True
+        ):
             report = by_phase.get(phase)
-            says.append((ending.rank, "did not run it" if report is None else _say(report)))
+            said = "did not run it" if report is None else _say(report)
+            says.append((ending.rank, ", ".join([said, *_left_out(of_rank)])))
         lines = [f"{say_ranks(ranks)} {text}" for ranks, text in fold(says)]
         report = self._blank(phase, "failed")
         report.longrepr = self._native("the ranks disagree: " + "; ".join(lines))
@@ -242,6 +259,28 @@ def _reports_of(config: pytest.Config, ending: Ending) -> dict[str, pytest.TestR
             report.ranks_facts = (message.fields.get("at"), message.fields.get("lost_peer", ""))
             found[report.when] = report
     return found
+
+
+def _subtests_of(config: pytest.Config, ending: Ending) -> list[pytest.TestReport]:
+    """Return the reports of a rank's subtests, but for those that failed."""
+    found = []
+    for message in ending.messages:
+        if message.kind == "subtest":
+            data = message.fields["report"]
+            report = _revived(config, data)
+            # Reviving has made representations of what are representations.
+            report.context.kwargs.update(data["_subtest.context"]["kwargs"])
+            found.append(report)
+    return found
+
+
+def _left_out(subtests: Sequence[Any]) -> tuple[str, ...]:
+    """Say which subtests a rank has skipped, or failed as expected."""
+    return tuple(_say_subtest(report) for report in subtests if not report.passed)
+
+
+def _say_subtest(report: Any) -> str:
+    return f"{report.head_line} {_say(report)}"
 
 
 def _revived(config: pytest.Config, data: dict[str, Any]) -> Any:

@@ -181,12 +181,14 @@ class RankSet:
         counts transfers between two ranks with the collectives; where counts differ, the flight
         recorder is asked. Without one the group is taken for damaged.
         """
+        if any(ending.done is None or ending.failed_at is not None for ending in endings):
+            return ""
         members = _uneven({e.rank: e.done.fields.get("counts", {}) for e in endings if e.done})
         if not members:
             return ""
         begun = {rank.rank: rank.begun(self._began_ns) for rank in self._ranks}
         text, ahead = unmatched(begun, members)
-        self.whole = not ahead and any(begun.values())
+        self.whole = self.whole and not ahead and any(begun.values())
         self._distrusted |= ahead
         self._damaged = bool(ahead)
         return text

@@ -37,6 +37,17 @@ class GlobalState:
         self._handlers = _handlers()
         self._environment = dict(os.environ)
 
+    def allow(self, before: GlobalState) -> None:
+        """Take over what has changed since an earlier snapshot, but for the generators."""
+        now = GlobalState()
+        changed = zip(self._settings, before._settings, now._settings, strict=True)
+        self._settings = [new if new != old else mine for mine, old, new in changed]
+        for mine, old, new in (
+            (self._handlers, before._handlers, now._handlers),
+            (self._environment, before._environment, now._environment),
+        ):
+            _take_changes(mine, old, new)
+
     def put_back(self) -> list[str]:
         """Restore the snapshot.
 
@@ -109,6 +120,13 @@ def reseed(seed: int) -> None:
     world = _world.here()
     if world is not None:
         seed_everything((seed + world.rank) % 2**32)
+
+
+def _take_changes(mine: dict[Any, Any], old: dict[Any, Any], new: dict[Any, Any]) -> None:
+    """Make the same changes to a mapping as have led from an old to a new one."""
+    for key in old.keys() - new.keys():
+        mine.pop(key, None)
+    mine |= {key: value for key, value in new.items() if old.get(key) != value}
 
 
 def _say_change(before: Any, now: Any) -> str:

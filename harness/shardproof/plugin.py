@@ -234,10 +234,11 @@ def _ranks_put_back(request: pytest.FixtureRequest) -> Iterator[None]:
     from shardproof._leaks import Watch
     from shardproof.errors import LeakWarning
 
-    groups = set(_group.all_groups())
-    watch = Watch()
-    yield
     rank = request.config.pluginmanager.getplugin("shardproof-rank")
+    groups = set(_group.all_groups())
+    rank.watch = watch = Watch(rank.wider)
+    yield
+    rank.watch = None
     rank.counts = _group.counts()
     _group.destroy_since(groups)
     rank.left = watch.put_back()

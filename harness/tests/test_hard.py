@@ -357,3 +357,21 @@ def test_fails_as_expected(world):
     )
     session.result.assert_outcomes(failed=1, xfailed=1)
     session.match_failure("test_dies", "rank 1 ended with exit code 3")
+
+
+def test_expected_failure_of_one_ranks_teardown(inner: Inner) -> None:
+    session = inner.run(
+        """
+@pytest.fixture
+def fails_late(world):
+    yield
+    assert world.rank == 0
+
+@ranks(2)
+@pytest.mark.xfail(reason="known")
+def test_teardown(fails_late):
+    assert False
+"""
+    )
+    # As with pytest by itself, where call and teardown count.
+    assert session.result.parseoutcomes() == {"xfailed": 2}

@@ -64,6 +64,11 @@ def test_collective_of_its_own_group(world):
     leaks(world, 2, lambda: dist.all_reduce(torch.ones(5), group=group, async_op=True))
 
 @ranks(3)
+def test_collective_and_a_thread(world):
+    leaks(world, 0, lambda: dist.all_reduce(torch.ones(3), async_op=True))
+    leaks(world, 1, threading.Thread(target=time.sleep, args=(60,), daemon=True).start)
+
+@ranks(3)
 def test_transfer_is_no_collective(world):
     if world.rank == 0:
         dist.send(torch.ones(7), 1)
@@ -91,7 +96,7 @@ def warning(session: Session, name: str) -> str:
 
 
 def test_outcomes(leaks: Session) -> None:
-    leaks.result.assert_outcomes(passed=10, errors=2, warnings=9)
+    leaks.result.assert_outcomes(passed=11, errors=3, warnings=10)
     for name in ("test_leaves_nothing", "test_transfer_is_no_collective", "test_healthy"):
         assert leaks.status(name) == "passed"
         assert not warning(leaks, name)
@@ -134,6 +139,10 @@ def test_collective_without_a_match_is_a_failure(leaks: Session) -> None:
         "test_collective_of_its_own_group",
         "collectives without a match: "
         "rank 2 began all_reduce #1 of float32[[]5[]] in group *, to which rank 0 never came",
+    )
+    leaks.match_failure(
+        "test_collective_and_a_thread",
+        "*: rank 0 began all_reduce #* of float32[[]3[]], to which ranks 1-2 never came",
     )
     leaks.stdout.fnmatch_lines(["ERROR *::test_collective - collectives without a match: rank 0*"])
 
@@ -189,6 +198,75 @@ def test_transfers_to_one_rank(world):
 """
 
 
+WIDER_FIXTURES = """
+import concurrent.futures
+
+@pytest.fixture(scope="session")
+def threads():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        yield pool.submit
+
+@pytest.fixture(scope="module", autouse=True)
+def processes():
+    pool = concurrent.futures.ProcessPoolExecutor(1)
+    global submit
+    submit = pool.submit
+    yield
+    pool.shutdown()
+
+@pytest.fixture(scope="module")
+def loader():
+    return torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)
+
+@pytest.fixture(scope="module")
+def late():
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    sleeper = subprocess.Popen(["sleep", "614"])
+    torch.set_default_dtype(torch.float64)
+    os.environ["OF_LATE"] = "1"
+    yield
+    torch.set_default_dtype(torch.float32)
+    sleeper.kill()
+    sleeper.wait()
+    done.set()
+    thread.join()
+
+@ranks(2)
+def test_starts_threads(threads):
+    assert [threads(abs, -1).result() for _ in range(4)] == [1] * 4
+
+@ranks(2)
+def test_starts_processes():
+    assert submit(abs, -1).result() == 1
+
+@ranks(2)
+def test_starts_workers(loader):
+    assert len(list(loader)) == 4
+
+@ranks(2)
+def test_asks_late(request):
+    request.getfixturevalue("late")
+
+@ranks(2)
+def test_finds_it_as_it_was(late):
+    assert torch.get_default_dtype() == torch.float64
+    assert os.environ["OF_LATE"] == "1"
+
+@ranks(2)
+def test_leaks(threads, late):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True, name="mine").start()
+"""
+
+
+def test_wider_fixtures(inner: Inner) -> None:
+    session = inner.run(WIDER_FIXTURES)
+    session.result.assert_outcomes(passed=6, warnings=2)
+    assert session.text.count("LeakWarning: the test has left on") == 2
+    assert warning(session, "test_leaks").count("the thread 'mine' (sleep)") == 2
+
+
 def test_well_behaved(inner: Inner) -> None:
     inner.run(WELL_BEHAVED).result.assert_outcomes(passed=5)
 
@@ -239,7 +317,7 @@ def test_only_the_leaking_rank_is_replaced(inner: Inner) -> None:
 
 def test_leak_is_an_error_where_warnings_are(inner: Inner) -> None:
     session = inner.run(LEAKS, "-k", "test_thread or test_all", "-W", "error", "--nproc=3")
-    session.result.assert_outcomes(passed=2, errors=2, deselected=8)
+    session.result.assert_outcomes(passed=2, errors=2, deselected=9)
     session.match_failure(
         "test_thread",
         "_* ERROR at teardown of test_thread (rank 1 of 3) _*",
@@ -251,7 +329,7 @@ def test_leak_is_an_error_where_warnings_are(inner: Inner) -> None:
 def test_leak_may_be_ignored(inner: Inner) -> None:
     option = "ignore::shardproof.LeakWarning"
     session = inner.run(LEAKS, "-k", "test_thread or test_all", "-W", option)
-    session.result.assert_outcomes(passed=2, deselected=8)
+    session.result.assert_outcomes(passed=2, deselected=9)
 
 
 MANY = """

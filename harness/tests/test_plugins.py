@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ._inner import Inner
 from ._plugins import Plugged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,6 +259,51 @@ def test_subtests(plugged: Plugged, plugin: str) -> None:
     text = session.failure("test_method")
     assert text.count("E   ") == 2
     session.match_failure("test_method", "*AssertionError: 1 != 0", "*AssertionError: 2 != 0")
+
+
+SKIPPED_SUBTESTS = """
+import unittest
+
+@ranks(2)
+class TestSkips(unittest.TestCase):
+    def test_everywhere(self):
+        for number in range(3):
+            with self.subTest("part", number=number):
+                if number == 1:
+                    self.skipTest("nowhere")
+        print("the only output")
+
+@ranks(3)
+def test_one_skips(subtests, world):
+    for number in range(3):
+        with subtests.test("part", number=number):
+            if number == 2 and world.rank == 1:
+                pytest.skip("not here")
+
+@ranks(2)
+def test_one_xfails(subtests, world):
+    with subtests.test("part"):
+        if world.rank == 0:
+            pytest.xfail("known")
+"""
+
+
+def test_subtests_that_ranks_skip(inner: Inner) -> None:
+    session = inner.run(SKIPPED_SUBTESTS, "-v")
+    text = session.text
+    for number, word in enumerate(("PASS", "SKIP", "PASS")):
+        mark = rf"SUB{word}\S*\s?\[part\] \(number={number}\)"
+        assert len(re.findall(rf"TestSkips::test_everywhere .*{mark}", text)) == 1
+    assert session.status("test_everywhere") == "passed"
+    assert re.search(r"- Captured stdout call \(ranks 0-1\) -+\nthe only output\n", text)
+    session.match_failure(
+        "test_one_skips",
+        "the ranks disagree: ranks 0, 2 passed; "
+        "rank 1 passed, test_one_skips [[]part[]] (number=2) skipped (not here)",
+    )
+    session.match_failure(
+        "test_one_xfails", "*: rank 0 passed, test_one_xfails [[]part[]] xfailed; *"
+    )
 
 
 def test_everything_together(plugged: Plugged) -> None:
