@@ -60,6 +60,16 @@ def start_own(config: pytest.Config, log_file: int, stack_file: int) -> list[int
     ]
 
 
+def closed(config: pytest.Config) -> list[str]:
+    """In a rank: say which of its files for output a test has closed; pytest can't go on then."""
+    capturing = getattr(_manager(config), "_global_capturing", None)
+    files = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
+    if capturing is not None:
+        captures = (("captured stdout", capturing.out), ("captured stderr", capturing.err))
+        files += [(name, getattr(capture, "tmpfile", None)) for name, capture in captures]
+    return [f"a closed {name}" for name, file in files if getattr(file, "closed", False)]
+
+
 def stdin_is_terminal(config: pytest.Config) -> bool:
     """In the pytest process, between tests: say what standard input is beneath pytest's own."""
     manager = _manager(config)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import sys
 import time
+import warnings
 import zlib
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
 from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
+from shardproof._report import late_death
 from shardproof._settings import RanksMark, Settings, needs_gpus
 from shardproof._start import Started, start
 from shardproof._terminal import Terminal
@@ -169,12 +174,13 @@ class Controller:
     def _run_on_ranks(
         self, item: pytest.Item, nextitem: pytest.Item | None, mark: RanksMark, world_size: int
     ) -> list[pytest.TestReport]:
+        name = re.sub(r"\W", "_", item.name)[:30]  # as tmp_path
         timeout = mark.timeout or self._timer or self.settings.timeout
         ranks = self._ranks_for(item, mark, world_size)
         fields = {
             "index": self._index[item],
             "next_index": None if mark.isolate else self._next_index(item, nextitem),
-            "shared_folder": str(self._basetemp / "shared" / str(self._launched)),
+            "shared_folder": str(self._basetemp / "shared" / f"{name}{self._launched}"),
         }
         self._launched += 1
         began = time.monotonic()
@@ -185,12 +191,16 @@ class Controller:
         self._exit = exit_asked(endings)
         if text := ranks.unmatched(endings):
             _add_failure(reports, "collectives without a match", text)
-        problems = self._tidy(ranks, mark.isolate)
+        problems = self._tidy(ranks, mark.isolate, timeout)
         if problems:
             _add_failure(reports, "ending wider fixtures", "\n".join(problems))
         elif self._exit and not any(e.failed_at and not e.lost_peer for e in endings):
             reports = []  # cut short, which is no failure
         self._forward_warnings(endings)
+        for ending in endings:
+            if ending.late_death:
+                text = late_death(ending.rank, ending.late_death, item.nodeid, ending.output)
+                self._warn(item, text)
         if self._output.failure:
             self._warn(item, self._output.failure)
             self._output.failure = ""
@@ -209,7 +219,7 @@ class Controller:
             ranks = self._warm[key] = self.new_ranks(world_size, mark.backend, f"warm/{key}")
         self._tell_of_deaths(ranks)
         if not ranks.whole:
-            ranks.restore()
+            ranks.restore(mark.timeout or self.settings.timeout)
         return ranks
 
     def _tell_of_deaths(self, ranks: RankSet) -> None:
@@ -219,18 +229,19 @@ class Controller:
 
     def _warn(self, item: pytest.Item | None, text: str) -> None:
         """Show a text in the summary of warnings, whatever filters there are."""
-        fields: dict[str, Any] = {"category": "PytestWarning", "message": text, "when": "runtest"}
+        fields: dict[str, Any] = {"category": "PytestWarning", "module": pytest.__name__}
+        fields |= {"message": text, "when": "runtest"}
         path, line, _ = item.location if item else (__file__, None, "")
         fields |= {"nodeid": item.nodeid if item else "", "filename": path}
         fields["lineno"] = (line or 0) + 1
         _record_warning(self._session.config, fields)
 
-    def _tidy(self, ranks: RankSet, isolate: bool) -> list[str]:
+    def _tidy(self, ranks: RankSet, isolate: bool, timeout: float) -> list[str]:
         """Make the ranks ready for the next test, or end them if they were for this one."""
         if isolate:
-            return ranks.finish()
+            return ranks.finish(timeout)
         try:
-            return [] if ranks.whole else ranks.restore()
+            return [] if ranks.whole else ranks.restore(timeout)
         except StartError as error:
             return [f"{error}\nThe next test starts ranks anew."]
 
@@ -273,7 +284,7 @@ class Controller:
             for ranks in self._warm.values():
                 if ranks.whole:
                     self._tell_of_deaths(ranks)
-                    problems += ranks.finish()
+                    problems += ranks.finish(self.settings.timeout)
         except StartError as error:
             problems.append(str(error))
         finally:
@@ -366,17 +377,22 @@ def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:
     )
 
 
-def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:
-    import builtins
-    import warnings
+def _warning(module: str, category: str, text: str) -> Warning:
+    """Make a rank's warning again; xdist then finds its class by name, so it has to be real."""
+    kind = getattr(sys.modules.get(module), category, None)
+    if isinstance(kind, type) and issubclass(kind, Warning):
+        with suppress(Exception):  # it may take what we don't know
+            again = kind(text)
+            if str(again) == text:
+                return again
+    return UserWarning(f"{category}: {text}")
 
-    name = fields["category"]
-    category = getattr(builtins, name, None)
-    if not (isinstance(category, type) and issubclass(category, Warning)):
-        category = type(name, (UserWarning,), {})
+
+def _record_warning(config: pytest.Config, fields: dict[str, Any]) -> None:
+    message = _warning(fields["module"], fields["category"], fields["message"])
     warning = warnings.WarningMessage(
-        message=category(fields["message"]),
-        category=category,
+        message=message,
+        category=type(message),
         filename=fields["filename"],
         lineno=fields["lineno"],
     )

@@ -22,6 +22,7 @@ from shardproof._zygote import Zygote
 _NOTICE = 0.3
 _STUCK = 1.0
 GRACE = 5.0
+_LONGEST_WAIT = 3600.0  # of one call; the kernel takes no more than 24 days
 
 
 @dataclass(slots=True)
@@ -35,8 +36,10 @@ class Ending:
         failed_at: When it first failed (monotonic, s), or None.
         lost_peer: The words by which that failure tells that another rank was gone, if it does.
         death: How its process ended, or an empty string.
+        late_death: The same of a process that ended when its work had.
         killed: Why it was killed: `deadline`, `grace`, or an empty string.
         evidence: What it was doing before it was killed.
+        begun: If others were killed: the collectives that it had begun, by their group's name.
         output: What it had printed, if it died or was killed or the call has failed.
     """
 
@@ -46,8 +49,10 @@ class Ending:
     failed_at: float | None = None
     lost_peer: str = ""
     death: str = ""
+    late_death: str = ""
     killed: str = ""
     evidence: Evidence | None = None
+    begun: dict[str, list[str]] = field(default_factory=dict)
     output: str = ""
 
     @property
@@ -187,7 +192,8 @@ class Conversation:
         """Return for how many seconds nothing has to be done unless a rank says something."""
         if self._loan.out:
             return None
-        return max(0.0, self._next_check(self._due(deadline)) - time.monotonic())
+        seconds = self._next_check(self._due(deadline)) - time.monotonic()
+        return min(max(0.0, seconds), _LONGEST_WAIT)
 
     def _next_check(self, deadline: float) -> float:
         if self._killed_at is not None:
@@ -199,9 +205,10 @@ class Conversation:
         return min(checks if wake is None else [*checks, wake])
 
     def _notice_deaths(self) -> None:
+        exits = self._zygote.exits()
         for rank in self._ranks:
             ending = self._endings[rank.rank]
-            status = None if rank.gone else self._zygote.exit_status(rank.pid)
+            status = None if rank.gone else exits.get(rank.pid)
             if status is None:
                 continue
             while self._listen(rank):  # what it said before it died
@@ -209,6 +216,8 @@ class Conversation:
             if ending.done is None:
                 self._bury(rank, ending, _linux.describe_exit(status))
             else:
+                ending.late_death = _linux.describe_exit(status)
+                ending.output = rank.output()
                 rank.close()
             self._loan.returned(rank, f"rank {rank.rank} {_linux.describe_exit(status)}")
 
@@ -261,6 +270,13 @@ class Conversation:
                 ending.evidence, ending.killed = evidence, "grace"
                 self._zygote.kill(rank.pid)
 
+    def _ask_what_was_begun(self) -> None:
+        """Ask those ranks that answer what they have begun: it may not match."""
+        for rank in self._ranks:
+            ending = self._endings[rank.rank]
+            if not rank.gone and (ending.evidence is None or ending.evidence.answered):
+                ending.begun = rank.begun(self._began_ns)
+
     def _kill_pending(self, why: str) -> None:
         """Take every pending rank's evidence, then kill them all."""
         pending = self._pending()
@@ -268,6 +284,8 @@ class Conversation:
             ending = self._endings[rank.rank]
             ending.evidence = rank.testify(self._began_ns)
             ending.killed = why
+        if why == "deadline":
+            self._ask_what_was_begun()
         self._killed_at = time.monotonic()
         for rank in pending:
             self._zygote.kill(rank.pid)

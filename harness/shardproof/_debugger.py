@@ -16,12 +16,14 @@ from _pytest.debugging import PdbInvoke, pytestPDB
 
 from shardproof._channel import Channel
 from shardproof._group import Place
+from shardproof._report import lost_peer
 from shardproof._terminal import CONTROLLING
 
 _NO_TERMINAL = (
     "no debugger: ranks have no terminal here ({reason}). Run pytest in the foreground of a "
     "terminal, without a pipe into it and without -n, or remove the breakpoint."
 )
+_HAS = "has the terminal"
 _NOT_THE_RANK = (
     "no debugger: only the main thread of a rank can have the terminal, not another thread nor a "
     "process that the rank has started."
@@ -65,7 +67,9 @@ class Debugger:
         self, node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport
     ) -> None:
         """With `--pdb`, enter the debugger after a failure if this rank gets the terminal."""
-        if self.after_failures and self._take("failure"):
+        lost = lost_peer(call.excinfo.value) if call.excinfo else ""
+        what = f"has lost a peer ({lost}) and has the terminal" if lost else _HAS
+        if self.after_failures and self._take("failure", what):
             try:
                 PdbInvoke().pytest_exception_interact(node, call, report)
             finally:
@@ -112,8 +116,12 @@ class Debugger:
         if self._take("breakpoint"):
             interaction(*args)
 
-    def _take(self, why: str) -> bool:
+    def _take(self, why: str, what: str = _HAS) -> bool:
         """Ask for the terminal, unless this rank has it; return whether it has it then.
+
+        Args:
+            why: `failure`, `breakpoint` or `trace`.
+            what: What to say of this rank when it has the terminal.
 
         Raises:
             pytest.fail.Exception: A breakpoint was reached where there is no terminal.
@@ -127,7 +135,7 @@ class Debugger:
         answer = self._channel.receive().fields
         if answer["lent"]:
             try:
-                self._use_terminal()
+                self._use_terminal(what)
             except BaseException:
                 self._channel.send("returned")
                 raise
@@ -135,7 +143,7 @@ class Debugger:
             pytest.fail(_NO_TERMINAL.format(reason=answer["refusal"]))
         return bool(answer["lent"])
 
-    def _use_terminal(self) -> None:
+    def _use_terminal(self, what: str) -> None:
         if self._capture:
             self._capture.suspend(in_=True)
         self._stdin, self._on_interrupt = sys.stdin, signal.getsignal(signal.SIGINT)
@@ -147,7 +155,7 @@ class Debugger:
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
             reporter._tw = create_terminal_writer(self._config)
-        self._say(f"of {self._place.world_size} ({self.within}) has the terminal; no deadline runs")
+        self._say(f"of {self._place.world_size} ({self.within}) {what}; no deadline runs")
 
     def _say(self, text: str) -> None:
         os.write(self._terminal, f"\nrank {self._place.rank} {text}\n".encode())

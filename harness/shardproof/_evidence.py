@@ -27,6 +27,7 @@ from shardproof.errors import ChannelError
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 7 * hasattr(signal, "SIGRTMIN")
 # Gloo has its recorder since torch 2.13. A build without CUDA lacks NCCL's.
 _GLOO_RECORDER, _NCCL_RECORDER = "_dump_fr_trace_json", "_dump_nccl_trace_json"
+_NO_ANSWER = "its flight recorder did not answer"
 _THREAD_NAME = "shardproof-evidence"
 _RANK_LOOP = re.compile(re.escape(str(Path(__file__).with_name("_rank.py"))) + r".* in serve$")
 _LAYERS = (str(Path(__file__).parent), "/_pytest/", "/pluggy/", "/torch/distributed/c10d_logger.py")
@@ -49,6 +50,11 @@ class Evidence:
     stack: str = ""
     kernel: str = ""
     note: str = ""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the rank's evidence thread could answer."""
+        return self.note != _NO_ANSWER
 
     @property
     def stuck_in(self) -> str:
@@ -161,7 +167,7 @@ def collect(pid: int, channel: Channel, stack_file: int, since_ns: int, timeout:
     """
     kernel = _linux.state(pid)
     before = os.fstat(stack_file).st_size
-    record: dict[str, Any] = {"note": "its flight recorder did not answer"}
+    record: dict[str, Any] = {"note": _NO_ANSWER}
     try:
         os.kill(pid, STACK_SIGNAL)
         channel.send("evidence", since_ns=since_ns)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
+from _pytest.unittest import TestCaseFunction
 
-from shardproof import _benchmarks, _reruns
+from shardproof import _benchmarks, _capture, _reruns
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
@@ -105,6 +106,8 @@ class ItemRunner:
         for problem in self._end_fixtures(item):
             self._warn(f"ending wider fixtures: {problem}", item)
         _insert_put_back(item)
+        if isinstance(item, TestCaseFunction):
+            _listen(item, self._note)
         self._debugger.within = item.name
         if item is self._last:
             _renew_instance(item)
@@ -121,7 +124,8 @@ class ItemRunner:
         measured = _benchmarks.take(self._session.config)
         if measured and self.place.rank == 0:
             self._channel.send("benchmarks", measured)
-        result = {"counts": self.counts, "left": self.left}
+        left = [*self.left, *_capture.closed(self._session.config)]
+        result = {"counts": self.counts, "left": left}
         return result if self._skipped_at is None else {**result, "skipped_at": self._skipped_at}
 
     def end_fixtures(self) -> list[str]:
@@ -129,11 +133,16 @@ class ItemRunner:
         return self._end_fixtures(None)
 
     def _end_fixtures(self, nextitem: pytest.Item | None) -> list[str]:
-        """Tear down what the next item doesn't share; with xdist it's not the one foretold."""
+        """Tear down what the next item doesn't share; with xdist it's not the one foretold.
+
+        What only follows from a lost group goes without saying: that was told of, or expected.
+        """
         try:
             self._session._setupstate.teardown_exact(nextitem)
         except BaseException as error:
-            return [f"{type(error).__name__}: {error}"]
+            found = getattr(error, "exceptions", [error])
+            own = [one for one in found if not self._fail(one)["lost_peer"]]
+            return [f"{type(one).__name__}: {one}" for one in own]
         finally:
             self._debugger.give_back()
         return []
@@ -185,18 +194,24 @@ class ItemRunner:
         self._inside = True
         try:
             return (yield)
-        except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest):
-            self._skipped_at = monotonic()
-            raise
         except BaseException as error:
-            self._facts = self._fail(error)
-            self._must_leave = True
-            if not self._debugger.after_failures:  # else the peers wait until that is over
-                self._leave_if_failed()
+            self._note(error)
             raise
         finally:
             self._inside = False
             self._debugger.give_back()
+
+    def _note(self, error: BaseException) -> None:
+        """Note how this rank leaves the test; if it fails, let the peers know at once."""
+        if isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)):
+            self._skipped_at = monotonic()
+            return
+        if self._facts:
+            return  # what a tearDown says of it after the test, in the same phase
+        self._facts = self._fail(error)
+        self._must_leave = True
+        if not self._debugger.after_failures:  # else the peers wait until that is over
+            self._leave_if_failed()
 
     def _leave_if_failed(self) -> None:
         if self._must_leave:
@@ -211,6 +226,9 @@ class ItemRunner:
         report = yield
         if self._inside:
             return report  # of a subtest
+        if report.failed and call.excinfo is not None and not self._facts:
+            # unittest has a tearDown's exception, after the test's own, reported with the teardown
+            self._facts = self._fail(call.excinfo.value)
         if report.when == "call" and report.passed and self._subtests:
             report.outcome = "failed"
             report.longrepr = _of_subtests(self._subtests)
@@ -263,7 +281,8 @@ class ItemRunner:
         """Keep what failed in subtests, which pytest reports by themselves; send the others."""
         if report.failed:
             self._subtests.append(report)
-        else:
+            self._channel.send("failed_subtest", failed=encodable(report.head_line))
+        elif hasattr(report, "context"):  # what else is logged here, another plugin runs in its way
             report.sections = [(title, shortened(text)) for title, text in report.sections]
             self._channel.send("subtest", report=self._sendable(report))
 
@@ -274,7 +293,8 @@ class ItemRunner:
         """Send a warning on to the terminal's summary."""
         self._channel.send(
             "warning",
-            category=warning_message.category.__name__,
+            category=warning_message.category.__qualname__,
+            module=warning_message.category.__module__,
             message=encodable(str(warning_message.message)),
             filename=warning_message.filename,
             lineno=warning_message.lineno,
@@ -316,6 +336,17 @@ def _insert_put_back(item: pytest.Item) -> None:
         if name not in definitions or definitions[name][-1].scope == "function"
     )
     names.insert(next(own, len(names)), PUT_BACK_FIXTURE)
+
+
+def _listen(item: TestCaseFunction, note: Callable[[BaseException], None]) -> None:
+    """Have exceptions noted that unittest catches, before its own tearDown and cleanups run."""
+    keep = type(item)._addexcinfo.__get__(item)
+
+    def keep_and_note(excinfo: Any) -> None:
+        keep(excinfo)
+        note(getattr(excinfo, "_rawexcinfo", excinfo)[1])  # the former is of Twisted's failures
+
+    item._addexcinfo = keep_and_note  # type: ignore[method-assign, assignment]
 
 
 def _renew_instance(item: pytest.Item) -> None:

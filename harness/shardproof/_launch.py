@@ -71,7 +71,7 @@ class Launch:
         try:
             endings = ranks.run(name, "call", {}, limit, payload)
         finally:
-            ranks.finish() if ranks.whole else ranks.kill()
+            ranks.finish(limit) if ranks.whole else ranks.kill()
         if asked := exit_asked(endings):
             pytest.exit(*asked)
         outcomes = tuple(_outcome(ending) for ending in endings)

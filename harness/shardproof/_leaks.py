@@ -6,10 +6,10 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep  # a fixture may patch the module's own
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -64,9 +64,9 @@ class Watch:
     def put_back(self) -> list[str]:
         """Put global state back; return what was left, one phrase each."""
         found = self._state.put_back()
-        deadline = time.monotonic() + _GRACE
-        while (left := self._threads_and_children()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = monotonic() + _GRACE
+        while (left := self._threads_and_children()) and monotonic() < deadline:
+            sleep(0.01)
         return found + left
 
     def _threads_and_children(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Merger:
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
+        excused = self._excuse()
         problems = self._problems(("setup", "call"))
         causes = _causes(problems)
         failed_in = causes[0].phase if causes else ""
@@ -74,17 +76,41 @@ class Merger:
         only_setup = self._item.config.getoption("setuponly", False)  # also with --setup-plan
         if merged[0].passed and not only_setup:
             merged.append(self._phase("call", problems, failed_in))
-        teardown = self._teardown(any(report.failed for report in merged))
+        teardown = self._teardown(excused or any(_kind(report) != "passed" for report in merged))
         return [*merged, teardown] if teardown else merged
 
     def subtests(self) -> list[pytest.TestReport]:
         """Return the subtests that have not failed, those that several ranks have run once."""
         found: list[pytest.TestReport] = []
         seen: set[str] = set()
+        for ending in self._endings:
+            failed = [m.fields["failed"] for m in ending.messages if m.kind == "failed_subtest"]
+            seen.update(f"{name} passed" for name in failed)
         for of_rank in self._subtests:
             found += [report for report in of_rank if _say_subtest(report) not in seen]
             seen.update(map(_say_subtest, of_rank))
         return found
+
+    def _excuse(self) -> bool:
+        """Have failures that follow only from an expected one, by a mark, count as expected too.
+
+        Returns:
+            Whether there are any.
+        """
+        expected = [r for by_phase in self._reports for r in by_phase.values() if _is_marked(r)]
+        problems = self._problems(("setup", "call"))
+        if not (expected and problems and all(problem.secondary for problem in problems)):
+            return False
+        for problem in problems:
+            report: Any = problem.report
+            if report is None:
+                report = copy(expected[0])
+                report.sections = []
+            report.outcome = "skipped"
+            report.longrepr = expected[0].longrepr
+            report.wasxfail = expected[0].wasxfail
+            self._reports[problem.rank][report.when] = report
+        return True
 
     def _phase(self, phase: str, problems: list[Problem], failed_in: str) -> pytest.TestReport:
         reports = self._of(phase)
@@ -109,12 +135,15 @@ class Merger:
             return self._failure(phase, problems)
         return self._disagreement(phase)
 
-    def _teardown(self, after_failure: bool) -> pytest.TestReport | None:
+    def _teardown(self, left_early: bool) -> pytest.TestReport | None:
         reports = self._of("teardown")
-        if after_failure:
-            # The failure has been told; what the teardown says of a lost group follows from it.
-            return self._joined(_as_passed(reports)) if reports else None
         problems = self._problems(("teardown",))
+        told = any(not problem.secondary for problem in problems) or any(
+            _kind(report) == "xfailed" and not report.ranks_facts[1] for report in reports
+        )
+        if left_early and not told:
+            # Why has been told; what the teardown says of a lost group follows from it.
+            return self._joined(_as_passed(reports)) if reports else None
         return self._phase("teardown", problems, "teardown" if problems else "")
 
     def _of(self, phase: str) -> list[pytest.TestReport]:
@@ -149,7 +178,7 @@ class Merger:
         report.when = phase  # type: ignore[assignment]
         if chosen.report is None:
             report.longrepr = self._native(chosen.text)
-        self._name_ranks(report, first[0])
+        self._name_ranks(report, first[0], [rank for ranks, _ in others for rank in ranks])
         report.sections = self._sections()
         # Part of the failure, so that every reporter has it, junitxml too.
         tell = getattr(
@@ -178,15 +207,20 @@ class Merger:
         self._name_ranks(report, [])
         return self._joined(report)
 
-    def _name_ranks(self, report: pytest.TestReport, ranks: list[int]) -> None:
+    def _name_ranks(
+        self, report: pytest.TestReport, ranks: Sequence[int], others: Sequence[int] = ()
+    ) -> None:
         """Put the ranks into the failure's head line and its line in the summary."""
         path, line, name = report.location
         world = len(self._endings)
         who = say_ranks(ranks or range(world))
-        report.location = (path, line, f"{name} ({who} of {world})")
+        also = f"also failed: {say_ranks(others)}" if others else ""
+        suffix = f"{who} of {world}; {also}" if also else f"{who} of {world}"
+        report.location = (path, line, f"{name} ({suffix})")
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None and ranks and not crash.message.startswith("rank"):
-            crash.message = f"{who}: {crash.message}"
+            begin = f"{who} ({also})" if also else who
+            crash.message = f"{begin}: {crash.message}"
 
     def _native(self, text: str) -> ExceptionChainRepr:
         """Return a failure's text in the form that pytest and xdist can show and send."""
@@ -301,6 +335,11 @@ def _kind(report: pytest.TestReport) -> str:
     return report.outcome
 
 
+def _is_marked(report: Any) -> bool:
+    """Say whether it failed as expected by a mark, and not by calling `pytest.xfail`."""
+    return _kind(report) == "xfailed" and not report.wasxfail.startswith("reason: ")
+
+
 def _say(report: pytest.TestReport) -> str:
     if report.skipped and isinstance(report.longrepr, tuple):
         return f"skipped ({report.longrepr[2].removeprefix('Skipped: ')})"
@@ -317,6 +356,7 @@ def _as_passed(reports: Sequence[pytest.TestReport]) -> pytest.TestReport:
     report = reports[0]
     report.outcome = "passed"
     report.longrepr = None
+    vars(report).pop("wasxfail", None)
     return report
 
 

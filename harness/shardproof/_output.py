@@ -27,6 +27,9 @@ class Output:
 
     Attributes:
         failure: Why nothing more is kept, or an empty string.
+
+    Raises:
+        pytest.UsageError: The folder can't be made or cleared.
     """
 
     def __init__(self, config: pytest.Config, folder: Path | None) -> None:
@@ -36,11 +39,20 @@ class Output:
         self._worker = os.environ.get("PYTEST_XDIST_WORKER", "")
         self.captured = config.getoption("capture", "no") != "no"
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            mine = re.compile(re.escape(self._name("")).replace(r"\.log", r"\d+\.log"))
-            for old in folder.iterdir():  # of an earlier session
-                if mine.fullmatch(old.name):
-                    old.unlink()
+            try:
+                self._clear(folder)
+            except OSError as error:
+                raise pytest.UsageError(
+                    f"--ranks-log can't keep anything there: {error}"
+                ) from error
+
+    def _clear(self, folder: Path) -> None:
+        """Make the folder, and remove what an earlier session has left in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = re.compile(re.escape(self._name("")).replace(r"\.log", r"\d+\.log"))
+        for old in folder.iterdir():
+            if mine.fullmatch(old.name):
+                old.unlink()
 
     def _name(self, rank: object) -> str:
         return f"{self._worker}-rank{rank}.log" if self._worker else f"rank{rank}.log"

@@ -26,6 +26,10 @@ from shardproof._plain import encodable
 from shardproof._report import lost_peer
 from shardproof.errors import ChannelError
 
+# torch's records of collectives, checkpoints and the errors that it raises anyway would fill every
+# "Captured log".
+_PRIVATE_LOGS = ("c10d-NullHandler-default", "c10d-NullHandler-dcp_logger")
+
 
 class PeerFailed(RuntimeError):
     """Another rank failed while this one waited for it."""
@@ -77,6 +81,7 @@ class Rank:
         self._store = ""
         self._reforms = 0
         self._dropped = False
+        self._cut = False
         _group.export(spec["port"], spec["backend"])
         side = Channel(socket.socket(fileno=evidence))
         self._pid = getpid()
@@ -105,10 +110,8 @@ class Rank:
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(1)  # the ranks share the cores
-        # torch's private record of failed collectives would fill every "Captured log".
-        from torch.distributed import c10d_logger
-
-        c10d_logger._c10d_logger.setLevel(logging.INFO)
+        for name in _PRIVATE_LOGS:
+            logging.getLogger(name).addFilter(lambda _: False)
 
     def serve(self) -> None:
         """Do what the controller asks until it says that this was all."""
@@ -125,27 +128,26 @@ class Rank:
         """On the evidence thread: end this rank's waiting, unless that is over already."""
         with self._working:
             if work == self._work:
+                self._cut = True
                 _group.cut(self._keep, self._store)
 
     def _on_form(self, message: Message) -> None:
         """Leave what is left of the old group and form the whole one."""
-        # Fixtures may hold the old group, and a replaced rank has none of them.
-        errors = self._items.end_fixtures()
         _group.drop(self._keep, self._store)
         _forget_failures()
         _state.free_gpu_memory()
         self._reforms = 0  # a rank that has been replaced counts from there
         self._form(self._place, message.fields["store"])
-        self._done(errors=errors)
+        self._done()
 
     def _on_unwind(self, message: Message) -> None:
-        """End the fixtures, since some rank will be replaced."""
+        """End the fixtures: they may hold the old group, and a rank that is replaced has none."""
         self._done(errors=self._items.end_fixtures())
 
     def _form(self, place: Place, store: str) -> None:
         self._keep = _group.connected_sockets()
         self._store = store
-        self._dropped = False
+        self._dropped = self._cut = False
         _group.form(place, store, self._form_timeout)
         if place is self._place:
             self._group = _group.reference()
@@ -178,8 +180,11 @@ class Rank:
 
     def _on_run(self, message: Message) -> None:
         result = self._items.run(**message.fields)
+        with self._working:
+            self._work = 0  # a wake that comes only now must not cut what is said to be whole
         # After a subworld the group is a new one, and wider fixtures may hold the old one.
-        whole = _group.is_whole(self._group) and not (self._reforms or self._dropped)
+        damaged = self._reforms or self._dropped or self._cut
+        whole = _group.is_whole(self._group) and not damaged
         whole = whole and not result.get("left")
         self._done(whole=whole, **result)
 

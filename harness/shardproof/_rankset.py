@@ -14,9 +14,9 @@ from shardproof._conversation import GRACE, Conversation, Ending
 from shardproof._group import LOOPBACK
 from shardproof._output import Output
 from shardproof._process import RankProcess
-from shardproof._report import fold, hang, say_ranks, unmatched
+from shardproof._report import fold, hang, late_death, say_ranks, unmatched
 from shardproof._terminal import Terminal
-from shardproof._zygote import Zygote
+from shardproof._zygote import Zygote, readable
 from shardproof.errors import StartError
 
 
@@ -61,20 +61,28 @@ class RankSet:
         self._damaged = False
         self._began_ns = 0
         self._last = ""
-        self.restore()
+        self._form()
 
     @property
     def pids(self) -> list[int]:
         """The ranks' process ids, in rank order."""
         return [rank.pid for rank in self._ranks]
 
-    def restore(self) -> list[str]:
+    def restore(self, timeout: float) -> list[str]:
         """Replace the ranks that are gone or distrusted, and form a new group of all.
 
+        Args:
+            timeout: Seconds that ending the wider fixtures may take.
+
         Returns:
-            What went wrong while the surviving ranks ended their fixtures, one line each.
+            What went wrong while the surviving ranks ended their fixtures.
         """
-        problems = self._retire()
+        problems = self._retire(timeout)
+        self._form()
+        return problems
+
+    def _form(self) -> None:
+        """Start the ranks that are missing, and form a group of all."""
         alive = {rank.rank: rank for rank in self._ranks if not rank.gone}
         try:
             self._ranks = [
@@ -91,22 +99,40 @@ class RankSet:
             self.kill()
             raise StartError(_start_report(endings, self.setting.start_timeout))
         self.whole = True
-        return problems + _errors(endings)
 
-    def _retire(self) -> list[str]:
-        """End the ranks that are distrusted; return what went wrong with fixtures.
+    def _retire(self, timeout: float) -> list[str]:
+        """End all fixtures, and the ranks that are distrusted; return what went wrong.
 
-        All ranks end their fixtures before, as a fixture may want all of them for it; not so if
-        the group is damaged, as they would wait for each other.
+        Fixtures come first, as one may want all ranks for its end; not so if the group is damaged,
+        as they would wait for each other.
         """
-        problems: list[str] = []
-        if self._distrusted and not self._damaged:
-            problems = _errors(self._converse("unwind", {}, self.setting.start_timeout))
+        if self._damaged:
+            self._end_distrusted()
+        problems = self._unwind("unwind", timeout)
+        self._end_distrusted()
+        self._damaged = False
+        return problems
+
+    def _end_distrusted(self) -> None:
         for rank in self._ranks:
             if rank.rank in self._distrusted and not rank.gone:
                 self._end(rank)
         self._distrusted.clear()
-        self._damaged = False
+
+    def _unwind(self, kind: str, timeout: float) -> list[str]:
+        """Have the ranks that live end their fixtures; return what went wrong."""
+        if all(rank.gone for rank in self._ranks):
+            return []
+        endings = self._converse(kind, {}, timeout)
+        problems = [
+            f"rank {ending.rank}: {line}"
+            for ending in endings
+            if ending.done
+            for line in ending.done.fields["errors"]
+        ]
+        problems += [f"rank {e.rank} {e.death}" for e in endings if e.death and not e.killed]
+        if any(ending.killed for ending in endings):
+            problems.append(hang(endings, timeout, "their teardown"))
         return problems
 
     def _start(self, number: int) -> RankProcess:
@@ -157,13 +183,15 @@ class RankSet:
             For each, the name of that work, and how it died.
         """
         found = []
+        exits = self._zygote.exits()
+        living = [rank.channel.fileno() for rank in self._ranks if not rank.gone]
+        closed = readable(*living, timeout=0)
         for rank in self._ranks:
-            if not rank.gone and (status := self._died(rank)) is not None:
-                how = (
-                    f"rank {rank.rank} {_linux.describe_exit(status)} after {self._last} had ended"
-                )
-                words = rank.output().strip()
-                found.append((self._last, f"{how}; it printed:\n{words}" if words else how))
+            if rank.gone or not (rank.pid in exits or rank.channel.fileno() in closed):
+                continue
+            if (status := self._died(rank)) is not None:
+                how = _linux.describe_exit(status)
+                found.append((self._last, late_death(rank.rank, how, self._last, rank.output())))
                 rank.close()
                 self.whole = False
         return found
@@ -172,17 +200,19 @@ class RankSet:
         """Return the wait status of a rank that has died, or None while it lives."""
         if rank.channel.at_end():
             return self._wait_for_exit(rank)  # the zygote may not have seen it yet
-        return self._zygote.exit_status(rank.pid)
+        return self._zygote.exits().get(rank.pid)
 
     def unmatched(self, endings: Sequence[Ending]) -> str:
         """Tell of collectives of the last work that not all ranks have begun.
 
         The ranks that have begun them are distrusted. Their counts alone don't tell, as gloo
         counts transfers between two ranks with the collectives; where counts differ, the flight
-        recorder is asked. Without one the group is taken for damaged.
+        recorder is asked. Without one the group is taken for damaged. Of a test that a rank has
+        left early, by a skip, nothing is told.
         """
         if any(ending.done is None or ending.failed_at is not None for ending in endings):
             return ""
+        left_early = any(e.done and "skipped_at" in e.done.fields for e in endings)
         members = _uneven({e.rank: e.done.fields.get("counts", {}) for e in endings if e.done})
         if not members:
             return ""
@@ -191,15 +221,15 @@ class RankSet:
         self.whole = self.whole and not ahead and any(begun.values())
         self._distrusted |= ahead
         self._damaged = bool(ahead)
-        return text
+        return "" if left_early else text
 
-    def finish(self, timeout: float = 30.0) -> list[str]:
-        """End all ranks, their fixtures first; return what went wrong, one line each."""
-        problems: list[str] = []
-        if any(not rank.gone for rank in self._ranks):
-            for ending in self._converse("finish", {}, timeout):
-                lines = ending.done.fields["errors"] if ending.done else [_why(ending)]
-                problems += [f"rank {ending.rank}: {line}" for line in lines]
+    def finish(self, timeout: float) -> list[str]:
+        """End all ranks, their fixtures first; return what went wrong.
+
+        Args:
+            timeout: Seconds that ending the fixtures may take.
+        """
+        problems = self._unwind("finish", timeout)
         self.kill()
         return problems
 
@@ -221,7 +251,7 @@ class RankSet:
 
     def _wait_for_exit(self, rank: RankProcess) -> int:
         deadline = time.monotonic() + GRACE
-        while (status := self._zygote.exit_status(rank.pid)) is None:
+        while (status := self._zygote.exits().get(rank.pid)) is None:
             if time.monotonic() > deadline:
                 return signal.SIGKILL  # uninterruptible; the kernel ends it when it can
             time.sleep(0.0005)
@@ -242,22 +272,6 @@ def _uneven(counts: dict[int, dict[str, int]]) -> dict[str, list[int]]:
         if len({counts[rank][name] for rank in ranks}) > 1:
             found[name] = ranks
     return found
-
-
-def _errors(endings: Sequence[Ending]) -> list[str]:
-    """Return what ranks say went wrong with their fixtures, one line each."""
-    return [
-        f"rank {ending.rank}: {line}"
-        for ending in endings
-        if ending.done
-        for line in ending.done.fields["errors"]
-    ]
-
-
-def _why(ending: Ending) -> str:
-    if ending.killed:
-        return "did not end in time and was killed"
-    return ending.death or "did not answer"
 
 
 def _free_port() -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shardproof._conversation import Ending
 
 # What a lost peer reads like: gloo's words, the broken store's, NCCL's, then ours. An error of
-# Python's own about a connection is the test's.
+# Python's own about a connection is the test's, and an assertion may be about such words.
+_OWN_ERRORS = (OSError, AssertionError)
 _BROKEN_STORE = "Too many levels of symbolic links"
 _LOST_PEER = (
     "Connection closed by peer",
@@ -22,7 +23,7 @@ _LOST_PEER = (
 
 # What differs between ranks that say the same: addresses in memory, and ports.
 _INCIDENTAL = re.compile(r"0x[0-9a-f]{6,}|(?<=:)\d{2,5}\b(?!:)")
-_RANK_FOLDER = "/rank{}/"  # of tmp_path
+_SOME_RANK = re.compile(r"(?<=\brank )(\d+)\b|(?<=/rank)(\d+)(?=/)")  # the latter in tmp_path
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
@@ -47,12 +48,24 @@ def fold(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
 
 def fold_alike(texts: Iterable[tuple[int, str]]) -> list[tuple[list[int], str]]:
     """Group ranks that say the same but for their own rank, addresses and ports."""
-    groups: dict[str, tuple[list[int], str]] = {}
+    groups: list[tuple[list[int], str]] = []
     for ranks, text in fold(texts):
-        own = _INCIDENTAL.sub("", text).replace(_RANK_FOLDER.format(ranks[0]), _RANK_FOLDER)
-        key = re.sub(rf"\brank {ranks[0]}\b", "rank", own)
-        groups.setdefault(key, ([], text))[0].extend(ranks)
-    return list(groups.values())
+        for members, first in groups:
+            if _alike((members[0], first), (ranks[0], text)):
+                members.extend(ranks)
+                break
+        else:
+            groups.append((ranks, text))
+    return groups
+
+
+def _alike(one: tuple[int, str], other: tuple[int, str]) -> bool:
+    """Say whether two texts are the same where each names the rank that it is of."""
+    pair = [_SOME_RANK.split(_INCIDENTAL.sub("", text)) for _, text in (one, other)]
+    if len(pair[0]) != len(pair[1]):
+        return False
+    own = (str(one[0]), str(other[0]))
+    return all(mine == its or (mine, its) == own for mine, its in zip(*pair, strict=True))
 
 
 def hang(endings: Sequence[Ending], timeout: float, what: str) -> str:
@@ -65,10 +78,12 @@ def hang(endings: Sequence[Ending], timeout: float, what: str) -> str:
     """
     stuck = [ending for ending in endings if ending.killed]
     head = f"{what} did not end within {timeout:g} s on {say_ranks(e.rank for e in stuck)}"
-    finished = [ending.rank for ending in endings if ending.done is not None]
+    finished = [ending for ending in endings if ending.done is not None]
     facts = _who_waits(stuck)
+    for ranks, collective in fold(_counterparts(endings)):
+        facts.append(f"{say_ranks(ranks)} had begun {collective}")
     if finished:
-        facts.append(f"{say_ranks(finished)} had finished {what}")
+        facts.append(f"{say_ranks(e.rank for e in finished)} had finished {what}")
     return "\n".join([head, *(f"  {fact}" for fact in facts), "", *_stacks(stuck)]).rstrip()
 
 
@@ -90,6 +105,22 @@ def _who_waits(stuck: Sequence[Ending]) -> list[str]:
             lines.append(f"{say_ranks(absent)} never came to #{number}")
     notes = fold((e.rank, e.evidence.note) for e in stuck if e.evidence and e.evidence.note)
     return lines + [f"{say_ranks(ranks)}: {note}" for ranks, note in notes]
+
+
+def _counterparts(endings: Sequence[Ending]) -> Iterator[tuple[int, str]]:
+    """Yield what the other ranks did as the collectives that some wait in."""
+    waiting = {e.rank: e.evidence.waiting[-1] for e in endings if e.evidence and e.evidence.waiting}
+    wanted = set(map(_place, waiting.values()))
+    for ending in endings:
+        for collective in (text for of_group in ending.begun.values() for text in of_group):
+            if _place(collective) in wanted and collective != waiting.get(ending.rank):
+                yield ending.rank, collective
+
+
+def _place(collective: str) -> tuple[str, str]:
+    """Return the sequence number and the group of a described collective."""
+    number = collective.partition("#")[2].partition(" ")[0]
+    return number, collective.partition(" in group ")[2]
 
 
 def _stacks(stuck: Sequence[Ending]) -> list[str]:
@@ -125,6 +156,13 @@ def death(ending: Ending) -> str:
     return text
 
 
+def late_death(rank: int, how: str, name: str, output: str) -> str:
+    """Tell of a rank that died when its work had ended."""
+    text = f"rank {rank} {how} after {name} had ended"
+    words = output.strip()
+    return f"{text}; it printed:\n{words}" if words else text
+
+
 def unmatched(
     begun: Mapping[int, Mapping[str, Sequence[str]]], members: Mapping[str, Sequence[int]]
 ) -> tuple[str, set[int]]:
@@ -150,13 +188,29 @@ def unmatched(
 _NO_GROUP = "Default process group has not been initialized"
 
 
+def _raised_in(error: BaseException) -> str:
+    """Return the name of the module that has raised an exception."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return ""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return str(traceback.tb_frame.f_globals.get("__name__", ""))
+
+
 def lost_peer(error: BaseException | None, dropped: bool = False) -> str:
     """Return the words by which an exception, or its cause, tells of a peer that left.
+
+    A group of exceptions does so if each of them does.
 
     Args:
         error: The exception.
         dropped: This rank has left its group before, so that it has none is no news.
     """
+    several = getattr(error, "exceptions", ())
+    if several:
+        found = [lost_peer(one, dropped) for one in several]
+        return found[0] if all(found) else ""
     words_of_loss = (*_LOST_PEER, _NO_GROUP) if dropped else _LOST_PEER
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -166,7 +220,9 @@ def lost_peer(error: BaseException | None, dropped: bool = False) -> str:
         except Exception:
             text = ""
         for words in words_of_loss:
-            if words in text and not isinstance(error, OSError):
+            if words in text and not isinstance(error, _OWN_ERRORS):
                 return "it left their store" if words == _BROKEN_STORE else words
+        if dropped and _raised_in(error).startswith("torch.distributed"):
+            return "their group is gone"
         error = error.__cause__ or error.__context__
     return ""

@@ -48,6 +48,7 @@ def start(session: pytest.Session, basetemp: Path, method: str, dirt: Dirt | Non
     Raises:
         StartError: It did not come up.
     """
+    _fill_standard_descriptors()
     if method == "fork" and dirt is None:
         return Started(_forking(session), "fork")
     if method == "fork" and dirt is not None and dirt.curable:
@@ -59,6 +60,13 @@ def start(session: pytest.Session, basetemp: Path, method: str, dirt: Dirt | Non
             return Started(zygote, f"fork from a clean process ({dirt.text})")
     how = "spawn" if dirt is None else f"spawn ({dirt.text})"
     return Started(_with_blueprint(session, basetemp, partial(_spawning, session)), how, _COLLECT)
+
+
+def _fill_standard_descriptors() -> None:
+    """Open those of 0 to 2 that are closed, so that no socket is taken for a standard stream."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def _with_blueprint(
@@ -96,6 +104,7 @@ def _spawning(session: pytest.Session, blueprint: int) -> Zygote:
 def facts(session: pytest.Session) -> dict[str, Any]:
     """In the zygote: import torch and learn what there is."""
     _capture.leave_inherited(session.config)
+    _fill_standard_descriptors()  # pytest closes again what was closed
     import torch
     import torch.distributed as dist
 

@@ -14,6 +14,7 @@ from typing import Any
 
 # SIGCHLD is left alone: torch's DataLoader sets its handler once in a process, and keeps it.
 _UNWATCHED = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+_RESOURCES = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 _SIGNALS = [number for number in signal.Signals if number not in _UNWATCHED]
 
 
@@ -171,14 +172,13 @@ def _settings() -> tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ..
 
 def _limits() -> dict[str, tuple[int, int]]:
     """Return the soft and the hard limit of each resource, by the name that Python has for it."""
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+    return {name: resource.getrlimit(number) for name, number in _RESOURCES.items()}
 
 
 def _set_limits(limits: dict[str, tuple[int, int]]) -> None:
     for name, limit in limits.items():
         with suppress(ValueError):  # a hard limit that was lowered stays; the rank is replaced
-            resource.setrlimit(getattr(resource, name), limit)
+            resource.setrlimit(_RESOURCES[name], limit)
 
 
 def _timer() -> bool:

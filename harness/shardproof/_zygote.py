@@ -110,13 +110,13 @@ class Zygote:
         with suppress(OSError):
             self._socket.send(json.dumps({"kill": pid}).encode())
 
-    def exit_status(self, pid: int) -> int | None:
-        """Return the wait status of a rank that has ended, or None while it runs."""
+    def exits(self) -> dict[int, int]:
+        """Return the wait statuses of the ranks that have ended, by their process ids."""
         self._hear()
-        return self._exits.get(pid)
+        return self._exits
 
     def _hear(self) -> None:
-        while _readable(self._socket.fileno(), timeout=0):
+        while readable(self._socket.fileno(), timeout=0):
             self._receive()
 
     def loss(self) -> str:
@@ -145,7 +145,7 @@ class Zygote:
         deadline = time.monotonic() + self._timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            if not _readable(self._socket.fileno(), timeout=left):
+            if not readable(self._socket.fileno(), timeout=left):
                 raise StartError(f"the zygote gave no answer within {self._timeout:g} s")
             message = self._receive()
             if key in message:
@@ -170,8 +170,11 @@ class Zygote:
         return message
 
 
-def _readable(*descriptors: int, timeout: float | None = None) -> list[int]:
-    """Wait until some descriptors can be read; `select` takes none above 1023."""
+def readable(*descriptors: int, timeout: float | None = None) -> list[int]:
+    """Return the descriptors that can be read, once some can or time is up.
+
+    `select` would take none above 1023.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -241,11 +244,11 @@ class _Server:
     def loop(self) -> None:
         while not self._stopping:
             control = self._control.fileno()
-            readable = _readable(control, self._wake)
-            if self._wake in readable:
+            ready = readable(control, self._wake)
+            if self._wake in ready:
                 os.read(self._wake, 4096)
                 self._reap()
-            if control in readable:
+            if control in ready:
                 self._answer()
         for pid in tuple(self._ranks):
             self._kill(pid)

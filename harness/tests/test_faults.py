@@ -138,7 +138,7 @@ def test_same_failure_is_printed_once(faults: Session) -> None:
 def test_two_failures_are_told_first_cause_first(faults: Session) -> None:
     faults.match_failure(
         "test_two",
-        "___* test_two (rank 3 of 4) _*",
+        "___* test_two (rank 3 of 4; also failed: rank 0) _*",
         "E           ValueError: first",
         "-* also failed: rank 0 -*",
         "E           KeyError: 'second'",

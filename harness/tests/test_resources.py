@@ -74,7 +74,7 @@ def test_the_next_tests_pass(closes: Session) -> None:
     ("name", "where", "rank"),
     [
         ("test_fixture", "ERROR at setup of test_fixture (rank 1 of 2)", "1"),
-        ("test_teardown", "ERROR at teardown of test_teardown (rank* of 2)", "?"),
+        ("test_teardown", "ERROR at teardown of test_teardown (rank* of 2*)", "?"),
         ("test_output_too", "test_output_too (rank 1 of 2)", "1"),
     ],
 )

@@ -1,0 +1,190 @@
+"""Ranks that leave a test in different ways or at different times, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from ._inner import Session
+
+LEAVING = """
+import unittest
+from shardproof import current_world
+
+@pytest.fixture(scope="module", autouse=True)
+def wide(world):
+    yield
+    dist.barrier()
+
+@pytest.fixture
+def ends_together():
+    yield
+    dist.barrier()
+
+@ranks(3)
+def test_skips_late(world, ends_together):
+    time.sleep(0.8 * (world.rank == 1))
+    pytest.skip("nowhere")
+
+@ranks(3)
+def test_after_a_late_skip():
+    assert reduce() == [3.0] * 4
+
+@ranks(3)
+@pytest.mark.xfail(raises=AssertionError, reason="known")
+def test_expected_failure(world, ends_together):
+    assert world.rank != 1
+    reduce()
+
+@ranks(3)
+@pytest.mark.xfail(reason="known")
+def test_expected_failure_of_a_slow_test(world, ends_together):
+    if world.rank == 2:
+        time.sleep(60)
+    assert world.rank != 1
+    reduce()
+
+@ranks(3)
+@pytest.mark.xfail(raises=AssertionError, reason="known")
+def test_death_beside_an_expected_failure(world):
+    if world.rank == 2:
+        os._exit(3)
+    assert world.rank != 1
+    reduce()
+
+@ranks(3)
+def test_skips_and_leaves_a_collective(world):
+    if world.rank == 0:
+        dist.all_reduce(torch.ones(7), async_op=True)
+    pytest.skip("nowhere")
+
+@pytest.fixture
+def fails_by_itself(world):
+    yield
+    if world.rank == 2:
+        raise ValueError("of the fixture")
+
+@pytest.fixture
+def destroys_the_group():
+    yield
+    dist.destroy_process_group()
+
+@ranks(3)
+def test_fails_twice(ends_together, fails_by_itself):
+    assert False
+
+@ranks(3)
+def test_fails_once(destroys_the_group):
+    assert False
+
+class TestCase(unittest.TestCase):
+    pytestmark = ranks(3)
+
+    def tearDown(self):
+        dist.barrier()
+
+    def test_one_fails(self):
+        self.assertNotEqual(current_world().rank, 1)
+        dist.barrier()
+
+    def test_one_skips(self):
+        if current_world().rank == 1:
+            self.skipTest("not here")
+        dist.barrier()
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+
+class TestAsync(unittest.IsolatedAsyncioTestCase):
+    pytestmark = ranks(3)
+
+    async def test_one_fails_async(self):
+        self.assertNotEqual(current_world().rank, 1)
+        dist.barrier()
+
+@ranks(3)
+def test_one_dies_when_it_has_ended(world):
+    if world.rank == 1:
+        pid = os.getpid()
+        if os.fork() == 0:
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+    else:
+        time.sleep(1)
+
+@ranks(3)
+def test_closes_its_output(world):
+    sys.stdout.close()
+
+@ranks(3)
+def test_healthy(world):
+    print("healthy output")
+    assert reduce() == [3.0] * 4
+"""
+
+
+@pytest.fixture
+def leaving(once: Callable[..., Session]) -> Session:
+    """The session of all of them."""
+    return once(LEAVING, "-v", "--ranks-timeout=30")
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("test_skips_late", "skipped"),
+        ("test_after_a_late_skip", "passed"),
+        ("test_expected_failure", "xfail"),
+        ("test_expected_failure_of_a_slow_test", "xfail"),
+        ("test_death_beside_an_expected_failure", "failed"),
+        ("test_skips_and_leaves_a_collective", "skipped"),
+        ("test_fails_twice", "error, failed"),
+        ("test_fails_once", "failed"),
+        ("test_one_fails", "failed"),
+        ("test_one_skips", "failed"),
+        ("test_expected", "xfail"),
+        ("test_one_fails_async", "failed"),
+        ("test_one_dies_when_it_has_ended", "passed"),
+        ("test_healthy", "passed"),
+    ],
+)
+def test_outcome(leaving: Session, name: str, status: str) -> None:
+    assert leaving.status(name) == status
+    assert "did not end within" not in leaving.text
+
+
+def test_teardown_that_fails_by_itself_is_told_beside_the_failure(leaving: Session) -> None:
+    leaving.match_failure(
+        "test_fails_twice",
+        "_* ERROR at teardown of test_fails_twice (rank 2 of 3) _*",
+        "*ValueError: of the fixture",
+        "_* test_fails_twice (ranks 0-2 of 3) _*",
+    )
+
+
+def test_methods_of_unittest_wake_the_others(leaving: Session) -> None:
+    for name in ("TestCase.test_one_fails", "TestAsync.test_one_fails_async"):
+        leaving.match_failure(
+            name,
+            f"_* {name} (rank 1 of 3) _*",
+            "E *AssertionError: 1 == 1",
+            "ranks 0, 2: *test_inner.py:*: lost a peer (Connection closed by peer)",
+        )
+    leaving.match_failure(
+        "TestCase.test_one_skips",
+        "the ranks disagree: ranks 0, 2 lost a peer; rank 1 skipped (not here)",
+    )
+
+
+def test_rank_that_dies_when_it_has_ended_is_told_of(leaving: Session) -> None:
+    text = r"PytestWarning: rank 1 was killed by SIGKILL \(signal 9\) after \S+ had ended"
+    assert len(re.findall(text, leaving.text)) == 1
+
+
+def test_closed_output_is_the_test_s_failure_alone(leaving: Session) -> None:
+    assert leaving.status("test_closes_its_output") == "error, failed"
+    assert re.search(r"Captured stdout call \(ranks 0-2\) -+\nhealthy output\n", leaving.text)
