@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shardproof import _benchmarks, _capture, _reruns, _setup_show, _workers
+from shardproof import _benchmarks, _capture, _junitxml, _reruns, _setup_show, _workers
 from shardproof._clean import Dirt, look_again
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
@@ -208,6 +208,8 @@ class Controller:
             for message in ending.messages:
                 if message.kind == "benchmarks":
                     _benchmarks.add(item.config, message.payload)
+                if message.kind == "junitxml":
+                    _junitxml.add(item, message.fields["recorded"])
         return [*reports[:1], *merger.subtests(), *reports[1:]]
 
     def _ranks_for(self, item: pytest.Item, mark: RanksMark, world_size: int) -> RankSet:

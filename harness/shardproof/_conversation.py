@@ -22,6 +22,7 @@ from shardproof._zygote import Zygote
 _NOTICE = 0.3
 _STUCK = 1.0
 GRACE = 5.0
+_LAST_LOOK = 1.0  # seconds in which no further evidence is asked for when Ctrl-C came
 _LONGEST_WAIT = 3600.0  # of one call; the kernel takes no more than 24 days
 
 
@@ -37,7 +38,7 @@ class Ending:
         lost_peer: The words by which that failure tells that another rank was gone, if it does.
         death: How its process ended, or an empty string.
         late_death: The same of a process that ended when its work had.
-        killed: Why it was killed: `deadline`, `grace`, or an empty string.
+        killed: Why it was killed: `deadline`, `grace`, `interrupt`, or an empty string.
         evidence: What it was doing before it was killed.
         begun: If others were killed: the collectives that it had begun, by their group's name.
         output: What it had printed, if it died or was killed or the call has failed.
@@ -113,6 +114,15 @@ class Conversation:
             for rank in self._ranks:
                 if not rank.gone:
                     self._endings[rank.rank].output = rank.output()
+        return [self._endings[rank.rank] for rank in self._ranks]
+
+    def interrupted(self) -> list[Ending]:
+        """Take the evidence of the ranks that have not ended, as far as a second allows."""
+        until = time.monotonic() + _LAST_LOOK
+        for rank in self._pending():
+            if time.monotonic() < until:
+                ending = self._endings[rank.rank]
+                ending.evidence, ending.killed = rank.testify(self._began_ns), "interrupt"
         return [self._endings[rank.rank] for rank in self._ranks]
 
     def _listen(self, rank: RankProcess) -> bool:

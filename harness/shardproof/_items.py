@@ -16,7 +16,7 @@ from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
 from _pytest.unittest import TestCaseFunction
 
-from shardproof import _benchmarks, _capture, _reruns
+from shardproof import _benchmarks, _capture, _junitxml, _reruns
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
@@ -88,6 +88,7 @@ class ItemRunner:
             if session.config.getoption("setupshow", False):
                 reporter._tw = create_terminal_writer(session.config, self._shown)
         manager.register(self, "shardproof-rank")
+        _junitxml.take(session.config)  # what the fork has copied is not of these ranks
         use_basetemp(session.config, Path(basetemp) / f"rank{place.rank}")
 
     def run(self, index: int, next_index: int | None, shared_folder: str) -> dict[str, Any]:
@@ -122,8 +123,11 @@ class ItemRunner:
         finally:
             self._leave_if_failed()
         measured = _benchmarks.take(self._session.config)
+        recorded = _junitxml.take(self._session.config)
         if measured and self.place.rank == 0:
             self._channel.send("benchmarks", measured)
+        if recorded and self.place.rank == 0:
+            self._channel.send("junitxml", recorded=encodable(recorded))
         left = [*self.left, *_capture.closed(self._session.config)]
         result = {"counts": self.counts, "left": left}
         return result if self._skipped_at is None else {**result, "skipped_at": self._skipped_at}

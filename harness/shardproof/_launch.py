@@ -82,6 +82,7 @@ class Launch:
 
 
 def _pickled(function: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    __tracebackhide__ = True
     try:
         return pickle.dumps((function, args, kwargs))
     except Exception as error:

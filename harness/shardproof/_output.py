@@ -91,12 +91,15 @@ class Output:
     def show(self, rank: int, line: str) -> None:
         """Print a line of a rank, marked with it."""
         self.keep(rank, line)
-        marked = f"[rank {rank}] {line}"
+        self.tell(f"[rank {rank}] {line}")
+
+    def tell(self, text: str) -> None:
+        """Print a text on lines of its own."""
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is None:  # a worker of xdist has none
-            print(marked, flush=True)
+            print(text, flush=True)
         else:
-            reporter.write_line(marked)
+            reporter.write_line(text)
             reporter.flush()
 
 

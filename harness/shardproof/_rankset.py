@@ -261,7 +261,16 @@ class RankSet:
         self, kind: str, fields: dict[str, Any], timeout: float, payload: bytes = b""
     ) -> list[Ending]:
         conversation = Conversation(self._zygote, self._ranks, self._terminal)
-        return conversation.hold(kind, fields, timeout, payload)
+        began = time.monotonic()
+        try:
+            return conversation.hold(kind, fields, timeout, payload)
+        except KeyboardInterrupt:
+            took = round(time.monotonic() - began, 1)
+            what = self._last or "forming a group"
+            self.setting.output.tell(
+                hang(conversation.interrupted(), took, what, "was interrupted after")
+            )
+            raise
 
 
 def _uneven(counts: dict[int, dict[str, int]]) -> dict[str, list[int]]:

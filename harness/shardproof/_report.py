@@ -68,16 +68,19 @@ def _alike(one: tuple[int, str], other: tuple[int, str]) -> bool:
     return all(mine == its or (mine, its) == own for mine, its in zip(*pair, strict=True))
 
 
-def hang(endings: Sequence[Ending], timeout: float, what: str) -> str:
+def hang(
+    endings: Sequence[Ending], seconds: float, what: str, how: str = "did not end within"
+) -> str:
     """Tell which ranks did not end in time, what they waited for and who never came.
 
     Args:
         endings: All ranks' endings.
-        timeout: The deadline that passed, in seconds.
+        seconds: The deadline that passed, or how long it took.
         what: `the test` or the function's name.
+        how: What it did after these seconds.
     """
     stuck = [ending for ending in endings if ending.killed]
-    head = f"{what} did not end within {timeout:g} s on {say_ranks(e.rank for e in stuck)}"
+    head = f"{what} {how} {seconds:g} s on {say_ranks(e.rank for e in stuck)}"
     finished = [ending for ending in endings if ending.done is not None]
     facts = _who_waits(stuck)
     for ranks, collective in fold(_counterparts(endings)):

@@ -154,6 +154,26 @@ def test_junit_xml(verbose: Session) -> None:
     assert found.attrib == {"name": "key", "value": "value"}
 
 
+RECORDS = """
+@ranks(2)
+def test_records(world, record_xml_attribute, record_testsuite_property):
+    record_xml_attribute("assertions", 7 + world.rank)
+    record_testsuite_property("of the suite", f"rank {world.rank}")
+
+def test_ordinary(record_testsuite_property):
+    record_testsuite_property("of an ordinary test", 1)
+"""
+
+
+def test_what_rank_0_records_for_junit_xml(inner: Inner) -> None:
+    session = inner.run(RECORDS, "--junitxml=report.xml", "-o", "junit_family=xunit1")
+    suite = ElementTree.parse(_report_path(session)).getroot()[0]
+    cases = {case.get("name"): case.get("assertions") for case in suite.iter("testcase")}
+    assert cases == {"test_records": "7", "test_ordinary": None}
+    properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert properties == {"of the suite": "rank 0", "of an ordinary test": "1"}
+
+
 def _report_path(session: Session) -> str:
     """Return the file that a session says it has written."""
     line = next(line for line in session.text.splitlines() if "generated xml file: " in line)

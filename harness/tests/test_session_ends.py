@@ -157,6 +157,14 @@ def test_interrupt_ends_everything(
         return  # the second one came while pytest or xdist did its own tidying up
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     lines = pytest.LineMatcher(output.splitlines())
+    if not options and interrupt is not twice:  # xdist's workers have no terminal
+        lines.fnmatch_lines(
+            [
+                "*::test_waits[[]0[]] was interrupted after * s on ranks 0-1",
+                "ranks 0-1 [[]S (sleeping)[]], the innermost call first:",
+                "  File *, line * in test_waits",
+            ]
+        )
     lines.fnmatch_lines(["!* KeyboardInterrupt !*", "*no tests ran in *"])
 
 

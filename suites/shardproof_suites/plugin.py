@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--implementation",
         metavar="WHERE:CLASS",
         help="implementation that the suites hold to the contract, as package.module:Class or "
-        "path/file.py:Class, for doors that name none.",
+        "path/file.py:Class, where a test file names none, as with --pyargs shardproof_suites.",
     )
     parser.addini(
         "conformance_implementation",
