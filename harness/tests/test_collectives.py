@@ -35,6 +35,15 @@ def test_kinds(world):
 @ranks(2)
 def test_after_kinds():
     assert reduce() == [2.0] * 4
+
+@ranks(3, timeout=2)
+def test_others_have_finished(world):
+    reduce(4 if world.rank else 3)
+
+@ranks(3, timeout=2)
+def test_others_are_further(world):
+    reduce(4 if world.rank else 5)
+    dist.barrier()
 """
 
 
@@ -45,7 +54,7 @@ def mismatches(once: Callable[..., Session]) -> Session:
 
 
 def test_outcomes(mismatches: Session) -> None:
-    mismatches.result.assert_outcomes(passed=3, failed=3)
+    mismatches.result.assert_outcomes(passed=3, failed=5)
     assert mismatches.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -66,6 +75,33 @@ def test_different_collectives_are_told_with_their_ranks(mismatches: Session) ->
         "  rank 0 waits in all_reduce #* of float32[[]4[]]",
         "  rank 1 waits in broadcast #* of float32[[]4[]]",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "test_others_have_finished",
+            [
+                "  ranks 1-2 wait in all_reduce #1 of float32[[]4[]]",
+                "  rank 0 had begun all_reduce #1 of float32[[]3[]]",
+                "  rank 0 had finished the test",
+            ],
+        ),
+        (
+            "test_others_are_further",
+            [
+                "  rank 0 waits in all_reduce #1 of float32[[]5[]]",
+                "  ranks 1-2 wait in barrier #2",
+                "  ranks 1-2 had begun all_reduce #1 of float32[[]4[]]",
+            ],
+        ),
+    ],
+)
+def test_what_others_did_in_its_place_is_told(
+    mismatches: Session, name: str, lines: list[str]
+) -> None:
+    mismatches.match_failure(name, *lines)
 
 
 # What torch 2.6 to 2.12 have of gloo: nothing. The engine looks for them by these names.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
 
-from ._inner import Session
+from ._inner import Inner, Session
 
 LEAVING = """
 import unittest
@@ -183,6 +184,60 @@ def test_methods_of_unittest_wake_the_others(leaving: Session) -> None:
 def test_rank_that_dies_when_it_has_ended_is_told_of(leaving: Session) -> None:
     text = r"PytestWarning: rank 1 was killed by SIGKILL \(signal 9\) after \S+ had ended"
     assert len(re.findall(text, leaving.text)) == 1
+
+
+HANGS_LATE = """
+@pytest.fixture(scope="module")
+def hangs_late(world):
+    yield
+    if world.rank == 1:
+        time.sleep(60)
+
+@ranks(2)
+def test_fails(hangs_late):
+    assert False
+
+@ranks(2)
+def test_after():
+    assert reduce() == [2.0] * 4
+"""
+
+
+def test_wider_fixture_that_does_not_end_is_named(inner: Inner) -> None:
+    session = inner.run(HANGS_LATE, "--ranks-timeout=2", timeout=20)
+    session.result.assert_outcomes(passed=1, failed=1)
+    session.match_failure(
+        "test_fails",
+        "-* ending wider fixtures -*",
+        "their teardown did not end within 2 s on rank 1",
+        "  File *test_inner.py*, line * in hangs_late",
+    )
+
+
+CLOCK = """
+@pytest.fixture(scope="module", autouse=True)
+def stopped_clock():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 0.0)
+        yield
+
+@ranks(2)
+def test_leaves_a_child():
+    subprocess.Popen(["sleep", "615"])
+"""
+
+
+def test_stopped_clock_stops_nothing(inner: Inner) -> None:
+    session = inner.run(CLOCK, "--ranks-timeout=20", timeout=20)
+    session.result.assert_outcomes(passed=1, warnings=2)
+
+
+def test_standard_input_that_is_closed(inner: Inner) -> None:
+    inner.write(test_inner="@ranks(2)\ndef test_it():\n    assert reduce() == [2.0] * 4")
+    command = f"{sys.executable} -m pytest -p no:cacheprovider test_inner.py <&-"
+    result = inner.pytester.run("sh", "-c", command)
+    result.assert_outcomes(passed=1)
+    inner.nothing_left()
 
 
 def test_closed_output_is_the_test_s_failure_alone(leaving: Session) -> None:

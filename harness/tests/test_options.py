@@ -108,6 +108,11 @@ def test_mark_wins(world):
     session.match_failure("test_mark_wins", "the test did not end within 1.5 s on ranks 0-2")
 
 
+def test_no_timeout_is_too_long(inner: Inner) -> None:
+    source = "@ranks(2, timeout=1e12)\ndef test_patient(): reduce()"
+    inner.run(source, "--ranks-timeout=1e9").result.assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
@@ -117,6 +122,7 @@ def test_mark_wins(world):
         ("--ranks-timeout=nan", "--ranks-timeout wants *, got nan"),
         ("--ranks-timeout=inf", "--ranks-timeout wants *, got inf"),
         ("--ranks-backend=mpi", "*--ranks-backend: invalid choice: 'mpi'*"),
+        ("--ranks-log=/dev/null/folder", "--ranks-log can't keep anything there: *"),
         ("-onproc=many", "the ini option nproc wants a number, got 'many'"),
         ("-onproc=-1", "--nproc wants at least 1 rank, got -1"),
         ("-oranks_timeout=long", "the ini option ranks_timeout wants a number, got 'long'"),
@@ -124,7 +130,7 @@ def test_mark_wins(world):
     ],
 )
 def test_bad_option_is_a_usage_error(pytester: pytest.Pytester, argument: str, says: str) -> None:
-    pytester.makepyfile("def test_nothing(): pass")
+    pytester.makepyfile("import pytest\n\n@pytest.mark.ranks(1)\ndef test_nothing(): pass")
     result = pytester.runpytest_inprocess(argument)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{says}"])

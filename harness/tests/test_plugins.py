@@ -285,6 +285,12 @@ def test_one_xfails(subtests, world):
     with subtests.test("part"):
         if world.rank == 0:
             pytest.xfail("known")
+
+@ranks(2)
+def test_one_fails(subtests, world):
+    for number in range(2):
+        with subtests.test("part", number=number):
+            assert number == 0 or world.rank == 0
 """
 
 
@@ -294,6 +300,8 @@ def test_subtests_that_ranks_skip(inner: Inner) -> None:
     for number, word in enumerate(("PASS", "SKIP", "PASS")):
         mark = rf"SUB{word}\S*\s?\[part\] \(number={number}\)"
         assert len(re.findall(rf"TestSkips::test_everywhere .*{mark}", text)) == 1
+    assert len(re.findall(r"::test_one_fails .*SUBPASS\S*\s?\[part\] \(number=0\)", text)) == 1
+    assert not re.search(r"::test_one_fails .*SUBPASS.*number=1", text)
     assert session.status("test_everywhere") == "passed"
     assert re.search(r"- Captured stdout call \(ranks 0-1\) -+\nthe only output\n", text)
     session.match_failure(

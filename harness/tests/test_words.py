@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed
 from shardproof import _evidence, _linux
 from shardproof._evidence import main_stack
 from shardproof._report import fold, fold_alike, lost_peer, say_ranks
@@ -38,6 +39,7 @@ def test_fold_keeps_the_order_of_the_first() -> None:
         "<object at 0x7f12ab{rank}0cd{rank}> differs",
         "connect to 127.0.0.1:4010{rank} failed",
         "base/rank{rank}/test_it0/file",
+        "rank {rank}, in a function that 'gathers results on rank 1'",
     ],
 )
 def test_ranks_that_differ_in_what_is_incidental_are_folded(text: str) -> None:
@@ -82,6 +84,25 @@ def test_own_error_of_a_connection_is_no_lost_peer() -> None:
     # A test's own download or database, say.
     assert lost_peer(BrokenPipeError(32, "Broken pipe")) == ""
     assert lost_peer(ConnectionResetError(104, "Connection reset by peer")) == ""
+    assert lost_peer(AssertionError("Regex: 'Connection closed by peer'")) == ""
+
+
+def test_group_of_exceptions_lost_a_peer_if_each_of_them_did() -> None:
+    class Group(Exception):
+        exceptions: tuple[Exception, ...] = ()
+
+    group = Group()
+    group.exceptions = (RuntimeError("Connection reset by peer"), RuntimeError("Broken pipe"))
+    assert lost_peer(group) == "Connection reset by peer"
+    group.exceptions += (ValueError("mine"),)
+    assert lost_peer(group) == ""
+
+
+def test_what_torch_says_without_a_group_follows_from_leaving_it() -> None:
+    with pytest.raises(AssertionError) as raised:
+        torch.distributed.destroy_process_group()
+    assert lost_peer(raised.value) == ""
+    assert lost_peer(raised.value, dropped=True) == "their group is gone"
 
 
 # The package whose frames are left out is the one that is installed.

@@ -52,6 +52,16 @@ def test_is_skipped():
 def test_warns():
     warnings.warn("of mine", UserWarning)
 
+class Odd(UserWarning):
+    def __init__(self, text, other):
+        super().__init__(text)
+
+@ranks(2)
+def test_leaves_something(world):
+    if world.rank == 1:
+        torch.set_default_dtype(torch.float64)
+    warnings.warn(Odd("of its own", 1))
+
 def test_ordinary():
     assert WORKER
     assert not dist.is_initialized()
@@ -69,7 +79,10 @@ def test_two_workers(inner: Inner, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.mkdir()
     monkeypatch.setenv("KEPT", str(kept))
     session = inner.run(TESTS, "-n2", "-v")
-    session.result.assert_outcomes(passed=11, failed=3, skipped=1, warnings=1)
+    session.result.assert_outcomes(passed=12, failed=3, skipped=1, warnings=3)
+    session.stdout.fnmatch_lines_random(
+        ["*: LeakWarning: the test has left on rank 1 of 2: *", "*: UserWarning: Odd: of its own"]
+    )
     assert session.ret == pytest.ExitCode.TESTS_FAILED
     session.match_failure(
         "test_fails",
