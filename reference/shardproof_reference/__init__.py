@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardproof_reference.checkpointing.loading import load_checkpoint
     from shardproof_reference.checkpointing.saving import save_checkpoint
-    from shardproof_reference.errors import CheckpointError, LoadError, SaveError, WrapError
+    from shardproof_reference.errors import (
+        CheckpointError,
+        LoadError,
+        PluginError,
+        SaveError,
+        WrapError,
+    )
+    from shardproof_reference.fsdp.plugin import FullyShardedDataParallelPlugin
     from shardproof_reference.wrapping import wrap_fsdp1, wrap_fully_shard
 
 __all__ = [
     "CheckpointError",
+    "FullyShardedDataParallelPlugin",
     "LoadError",
+    "PluginError",
     "SaveError",
     "WrapError",
     "load_checkpoint",
@@ -28,7 +37,9 @@ __all__ = [
 
 _HOME = {
     "CheckpointError": "errors",
+    "FullyShardedDataParallelPlugin": "fsdp.plugin",
     "LoadError": "errors",
+    "PluginError": "errors",
     "SaveError": "errors",
     "WrapError": "errors",
     "load_checkpoint": "checkpointing.loading",
