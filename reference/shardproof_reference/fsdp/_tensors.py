@@ -41,7 +41,8 @@ class Placing:
         self._groups = [None] if mesh is None else mesh.get_all_groups()
         self._sync = sync
         self._param_init_fn = param_init_fn
-        self._placed: dict[torch.Tensor, torch.Tensor] = {}
+        self._made: dict[torch.Tensor, nn.Parameter] = {}
+        self._buffers: dict[torch.Tensor, torch.Tensor] = {}
         self._synced: set[torch.Tensor] = set()
 
     def refuse_other_models(self, model: nn.Module) -> None:
@@ -62,57 +63,58 @@ class Placing:
                         f"{different[1]} in place of {different[0]}"
                     )
 
-    def place(self, unit: nn.Module, apart: set[nn.Module]) -> None:
+    def place(self, name: str, unit: nn.Module, apart: set[nn.Module]) -> None:
         """Place what a unit holds, without what lies in other units; collective with `sync`.
 
         Args:
+            name: The unit's name.
             unit: The unit.
             apart: The units that are done.
 
         Raises:
             WrapError: A tensor is on the meta device and nothing gives it a value.
         """
-        for name, module in _own_modules(unit, "", apart):
+        for place, module in _own_modules(unit, name, apart):
             if self._param_init_fn is not None and any(t.is_meta for t in _tensors(module)):
                 self._param_init_fn(module)
-            self._move(name, module)
+            self._move(place, module)
         if self._sync:
-            for _, module in _own_modules(unit, "", apart):
+            for _, module in _own_modules(unit, name, apart):
                 for tensor in _tensors(module):
                     self._broadcast(tensor)
+        # No parameter lies in two units, and what is kept here would stay whole.
+        self._made.clear()
+        self._synced.clear()
 
     def _move(self, name: str, module: nn.Module) -> None:
+        """Put what a module itself holds onto the device; what is one tensor stays one."""
         for key, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if parameter.is_meta:
-                made = self._made(f"{name}.{key}", parameter)
-                assert isinstance(made, nn.Parameter)
-                module._parameters[key] = made
-            else:
+            if not parameter.is_meta:
                 parameter.data = parameter.data.to(self._device)
+                continue
+            if parameter not in self._made:
+                empty = self._empty(f"{name}.{key}", parameter)
+                self._made[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[key] = self._made[parameter]
         for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = (
-                    self._made(f"{name}.{key}", buffer) if buffer.is_meta else self._to(buffer)
+            if buffer is None:
+                continue
+            if buffer not in self._buffers:
+                is_meta = buffer.is_meta
+                self._buffers[buffer] = (
+                    self._empty(f"{name}.{key}", buffer) if is_meta else buffer.to(self._device)
                 )
+            module._buffers[key] = self._buffers[buffer]
 
-    def _to(self, buffer: torch.Tensor) -> torch.Tensor:
-        return self._placed.setdefault(buffer, buffer.to(self._device))
-
-    def _made(self, name: str, meta: torch.Tensor) -> torch.Tensor:
-        """Return a real tensor in place of one on the meta device, the same for the same."""
+    def _empty(self, name: str, meta: torch.Tensor) -> torch.Tensor:
         if not self._sync:
             raise WrapError(
                 f"{name.lstrip('.')} is on the meta device; give param_init_fn to make it, or "
                 "sync_module_states to have it from rank 0"
             )
-        if meta not in self._placed:
-            made = torch.empty_like(meta, device=self._device, requires_grad=False)
-            if isinstance(meta, nn.Parameter):
-                made = nn.Parameter(made, requires_grad=meta.requires_grad)
-            self._placed[meta] = made
-        return self._placed[meta]
+        return torch.empty_like(meta, device=self._device, requires_grad=False)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if tensor in self._synced or not tensor.numel():

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     FullyShardedDataParallel,
+    MixedPrecisionPolicy,
     StateDictType,
     fully_shard,
 )
@@ -57,13 +58,14 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
     placing = Placing(device, device_mesh, bool(plugin.sync_module_states), plugin.param_init_fn)
     placing.refuse_other_models(model)
     shard = _flat if plugin.fsdp_version == 1 else _fully
-    sharded = shard(plugin, device, device_mesh, leave)
+    sharded = shard(plugin, model, device, device_mesh, leave)
+    names = {module: name for name, module in model.named_modules()}
     done: set[nn.Module] = set()
     with _without_known_warnings():
         for unit in inner:
-            placing.place(unit, done)
+            placing.place(names[unit], unit, done)
             done.add(_put_in_place(model, unit, sharded(unit)))
-        placing.place(model, done)
+        placing.place("", model, done)
         return sharded(model)
 
 
@@ -134,6 +136,7 @@ def _put_in_place(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 
 def _flat(
     plugin: Any,
+    _: nn.Module,
     device: torch.device,
     mesh: DeviceMesh | None,
     leave: set[nn.Module],
@@ -160,6 +163,7 @@ def _flat(
 
 def _fully(
     plugin: Any,
+    model: nn.Module,
     device: torch.device,
     mesh: DeviceMesh | None,
     leave: set[nn.Module],
@@ -173,10 +177,11 @@ def _fully(
         "reshard_after_forward": plugin.reshard_after_forward,
         "offload_policy": offload,
     }
-    if plugin.mixed_precision_policy is not None:
-        settings["mp_policy"] = plugin.mixed_precision_policy
+    policy: Any = plugin.mixed_precision_policy or MixedPrecisionPolicy()
 
     def shard(module: nn.Module) -> nn.Module:
+        # What forward returns is the whole model's affair: between two units it would have to fit.
+        settings["mp_policy"] = policy if module is model else replace(policy, output_dtype=None)
         # Only now, as placing puts other parameters in the place of those on the meta device.
         ignored = {parameter for one in leave for parameter in one.parameters()}
         fully_shard(module, **(settings | ({"ignored_params": ignored} if ignored else {})))

@@ -27,7 +27,8 @@ from torch.distributed.fsdp import (
 )
 
 from shardproof_reference.errors import PluginError
-from shardproof_reference.fsdp import _environment, _reading, _rules, _state_dict, _wrap
+from shardproof_reference.fsdp import _describe, _environment, _reading, _rules, _state_dict, _wrap
+from shardproof_reference.fsdp._describe import Description
 from shardproof_reference.fsdp._reading import READERS
 
 if TYPE_CHECKING:
@@ -189,3 +190,12 @@ class FullyShardedDataParallelPlugin:
                 would lie in two units.
         """
         return _wrap.wrap(self, model, device_mesh)
+
+    @staticmethod
+    def describe(model: nn.Module) -> Description:
+        """Tell what the units of a wrapped model really are on this rank; not collective.
+
+        Args:
+            model: A model that `wrap` has returned.
+        """
+        return _describe.describe(model)
