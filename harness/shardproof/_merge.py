@@ -22,6 +22,8 @@ from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ra
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
+# What a strict xfail says of a test that passes, and unittest's expectedFailure.
+_PASSED_AGAINST = ("[XPASS(strict)]", "Unexpected success")
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -68,7 +70,7 @@ class Merger:
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
-        excused = self._excuse()
+        excused = self._excuse(("setup", "call"))
         problems = self._problems(("setup", "call"))
         causes = _causes(problems)
         failed_in = causes[0].phase if causes else ""
@@ -91,14 +93,17 @@ class Merger:
             seen.update(map(_say_subtest, of_rank))
         return found
 
-    def _excuse(self) -> bool:
+    def _excuse(self, phases: Sequence[str]) -> bool:
         """Have failures that follow only from an expected one, by a mark, count as expected too.
+
+        Args:
+            phases: Where both are looked for.
 
         Returns:
             Whether there are any.
         """
-        expected = [r for by_phase in self._reports for r in by_phase.values() if _is_marked(r)]
-        problems = self._problems(("setup", "call"))
+        expected = [report for phase in phases for report in self._of(phase) if _is_marked(report)]
+        problems = self._problems(phases)
         if not (expected and problems and all(problem.secondary for problem in problems)):
             return False
         for problem in problems:
@@ -136,6 +141,7 @@ class Merger:
         return self._disagreement(phase)
 
     def _teardown(self, left_early: bool) -> pytest.TestReport | None:
+        self._excuse(("teardown",))
         reports = self._of("teardown")
         problems = self._problems(("teardown",))
         told = any(not problem.secondary for problem in problems) or any(
@@ -330,7 +336,7 @@ def _revived(config: pytest.Config, data: dict[str, Any]) -> Any:
 def _kind(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
-    if report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
+    if report.failed and str(report.longrepr).startswith(_PASSED_AGAINST):
         return "xpassed"
     return report.outcome
 
