@@ -130,15 +130,21 @@ class Merger:
         beside = {"xpassed"} if phase == "call" else {"xpassed", "passed"}
         if everywhere and expected and kinds <= {"xfailed", *beside}:
             return self._joined(_first(reports, "xfailed"))
-        alike = len(kinds) == 1 and (
-            phase != "call" or len(set(map(_left_out, self._subtests))) < 2
-        )
+        alike = len(kinds) == 1 and (phase != "call" or self._leave_out_the_same())
         if everywhere and alike and not problems:
             return self._joined(reports[0])
         left_early = kinds & {"skipped", "xfailed"}
         if problems and not (left_early and all(problem.secondary for problem in problems)):
             return self._failure(phase, problems)
         return self._disagreement(phase)
+
+    def _leave_out_the_same(self) -> bool:
+        """Say whether the ranks have left out the same subtests, in whatever order and why."""
+        names = [
+            (ending.rank, "\n".join(sorted(report.head_line for report in _left_out(of_rank))))
+            for ending, of_rank in zip(self._endings, self._subtests, strict=True)
+        ]
+        return len(fold_alike(names)) < 2
 
     def _teardown(self, left_early: bool) -> pytest.TestReport | None:
         self._excuse(("teardown",))
@@ -206,7 +212,7 @@ class Merger:
         ):
             report = by_phase.get(phase)
             said = "did not run it" if report is None else _say(report)
-            says.append((ending.rank, ", ".join([said, *_left_out(of_rank)])))
+            says.append((ending.rank, ", ".join([said, *map(_say_subtest, _left_out(of_rank))])))
         lines = [f"{say_ranks(ranks)} {text}" for ranks, text in fold(says)]
         report = self._blank(phase, "failed")
         report.longrepr = self._native("the ranks disagree: " + "; ".join(lines))
@@ -314,9 +320,9 @@ def _subtests_of(config: pytest.Config, ending: Ending) -> list[pytest.TestRepor
     return found
 
 
-def _left_out(subtests: Sequence[Any]) -> tuple[str, ...]:
-    """Say which subtests a rank has skipped, or failed as expected."""
-    return tuple(_say_subtest(report) for report in subtests if not report.passed)
+def _left_out(subtests: Sequence[Any]) -> list[Any]:
+    """Return the subtests that a rank has skipped, or left by `pytest.xfail`."""
+    return [report for report in subtests if not (report.passed or _is_marked(report))]
 
 
 def _say_subtest(report: Any) -> str:
@@ -343,7 +349,7 @@ def _kind(report: pytest.TestReport) -> str:
 
 def _is_marked(report: Any) -> bool:
     """Say whether it failed as expected by a mark, and not by calling `pytest.xfail`."""
-    return _kind(report) == "xfailed" and not report.wasxfail.startswith("reason: ")
+    return _kind(report) == "xfailed" and not getattr(report, "ranks_xfailed_itself", False)
 
 
 def _say(report: pytest.TestReport) -> str:

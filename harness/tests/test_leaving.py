@@ -68,6 +68,12 @@ def test_expected_failure_of_a_teardown(fails_as_marked):
     pass
 
 @ranks(3)
+def test_one_calls_xfail(world):
+    if world.rank == 1:
+        pytest.xfail("here")
+    reduce()
+
+@ranks(3)
 def test_skips_and_leaves_a_collective(world):
     if world.rank == 0:
         dist.all_reduce(torch.ones(7), async_op=True)
@@ -167,6 +173,7 @@ def leaving(once: Callable[..., Session]) -> Session:
         ("test_one_fails", "failed"),
         ("test_one_skips", "failed"),
         ("test_expected", "xfail"),
+        ("test_one_calls_xfail", "failed"),
         ("test_expected_on_one", "xfail"),
         ("test_expected_failure_of_a_teardown", "xpass"),
         ("test_one_fails_async", "failed"),
