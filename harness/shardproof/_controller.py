@@ -364,7 +364,11 @@ def _add_failure(reports: list[pytest.TestReport], title: str, text: str) -> Non
         last.longrepr = f"{title}: {text}"
     else:
         failed = next((report for report in reports if report.failed), last)
-        failed.sections.append((title, text))
+        add = getattr(failed.longrepr, "addsection", None)
+        if add is not None:
+            add(title, text)  # part of the failure, so that every reporter has it
+        else:
+            failed.sections.append((title, text))
 
 
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:

@@ -120,9 +120,10 @@ class Conversation:
         """Take the evidence of the ranks that have not ended, as far as a second allows."""
         until = time.monotonic() + _LAST_LOOK
         for rank in self._pending():
-            if time.monotonic() < until:
-                ending = self._endings[rank.rank]
-                ending.evidence, ending.killed = rank.testify(self._began_ns), "interrupt"
+            ending = self._endings[rank.rank]
+            ending.killed = "interrupt"
+            if time.monotonic() < until and not _linux.state(rank.pid).startswith("T"):
+                ending.evidence = rank.testify(self._began_ns)
         return [self._endings[rank.rank] for rank in self._ranks]
 
     def _listen(self, rank: RankProcess) -> bool:

@@ -25,6 +25,7 @@ from shardproof._output import append, shortened
 from shardproof._plain import encodable, plain
 from shardproof._settings import RanksMark
 
+_EXPECTS_FAILURE = "__unittest_expecting_failure__"
 PUT_BACK_FIXTURE = "_ranks_put_back"
 
 
@@ -228,14 +229,18 @@ class ItemRunner:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send each phase's report as soon as it exists."""
         report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, pytest.xfail.Exception):
+            # A decorator of unittest's calls it too.
+            function = getattr(item, "obj", None)
+            itself = not getattr(function, _EXPECTS_FAILURE, False)
+            report.ranks_xfailed_itself = itself  # type: ignore[attr-defined]
         if self._inside:
             return report  # of a subtest
         if report.failed and call.excinfo is not None and not self._facts:
             # unittest has a tearDown's exception, after the test's own, reported with the teardown
             self._facts = self._fail(call.excinfo.value)
-        if report.when == "call" and report.passed and self._subtests:
-            report.outcome = "failed"
-            report.longrepr = _of_subtests(self._subtests)
+        if report.when == "call" and self._subtests:
+            _add_subtests(report, self._subtests)
         self._subtests = []
         report.sections = self._kept(report, item)
         _reruns.note(item, report, call)
@@ -314,15 +319,21 @@ class ItemRunner:
         self.pytest_warning_recorded(warning, "runtest", item.nodeid, None)
 
 
-def _of_subtests(failed: list[Any]) -> Any:
-    """Return the first subtest's failure, with its name in the summary; the others as sections."""
-    first, *others = failed
-    if hasattr(first.longrepr, "reprcrash"):
-        crash = first.longrepr.reprcrash
-        crash.message = f"{first.head_line}: {crash.message}"
-        for other in others:
-            first.longrepr.addsection(f"also failed: {other.head_line}", str(other.longrepr))
-    return first.longrepr
+def _add_subtests(report: Any, failed: list[Any]) -> None:
+    """Make a test fail by its subtests; what is told first is its own failure, if it has one.
+
+    Else it is the first subtest's, with its name in the summary. The others are sections of it.
+    """
+    if not report.failed:
+        first, *failed = failed
+        report.outcome, report.longrepr = "failed", first.longrepr
+        vars(report).pop("wasxfail", None)
+        if hasattr(report.longrepr, "reprcrash"):
+            crash = report.longrepr.reprcrash
+            crash.message = f"{first.head_line}: {crash.message}"
+    for other in failed:
+        if hasattr(report.longrepr, "addsection"):
+            report.longrepr.addsection(f"also failed: {other.head_line}", str(other.longrepr))
 
 
 def _insert_put_back(item: pytest.Item) -> None:

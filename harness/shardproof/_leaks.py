@@ -46,10 +46,14 @@ class Watch:
 
     Args:
         wider: The definitions of such fixtures, of those too that are no longer up.
+        homes: The test's module and classes: what they hold by now counts as such fixtures do.
     """
 
-    def __init__(self, wider: Iterable[pytest.FixtureDef[Any]]) -> None:
+    def __init__(
+        self, wider: Iterable[pytest.FixtureDef[Any]], homes: Iterable[object] = ()
+    ) -> None:
         self._wider = wider
+        self._kept = [value for home in homes for value in vars(home).values()]
         self._state = GlobalState()
         self._threads = set(threading.enumerate())
         self._children = _living_children()
@@ -77,7 +81,7 @@ class Watch:
         ]
         children = _living_children() - self._children
         if threads or children:
-            held_threads, held_children = _held(_values(self._wider))
+            held_threads, held_children = _held([*_values(self._wider), *self._kept])
             threads = [thread for thread in threads if thread not in held_threads]
             children -= held_children
         return [

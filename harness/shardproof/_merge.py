@@ -22,6 +22,8 @@ from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ra
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
+# What a strict xfail says of a test that passes, and unittest's expectedFailure.
+_PASSED_AGAINST = ("[XPASS(strict)]", "Unexpected success")
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -68,7 +70,7 @@ class Merger:
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
-        excused = self._excuse()
+        excused = self._excuse(("setup", "call"))
         problems = self._problems(("setup", "call"))
         causes = _causes(problems)
         failed_in = causes[0].phase if causes else ""
@@ -91,14 +93,17 @@ class Merger:
             seen.update(map(_say_subtest, of_rank))
         return found
 
-    def _excuse(self) -> bool:
+    def _excuse(self, phases: Sequence[str]) -> bool:
         """Have failures that follow only from an expected one, by a mark, count as expected too.
+
+        Args:
+            phases: Where both are looked for.
 
         Returns:
             Whether there are any.
         """
-        expected = [r for by_phase in self._reports for r in by_phase.values() if _is_marked(r)]
-        problems = self._problems(("setup", "call"))
+        expected = [report for phase in phases for report in self._of(phase) if _is_marked(report)]
+        problems = self._problems(phases)
         if not (expected and problems and all(problem.secondary for problem in problems)):
             return False
         for problem in problems:
@@ -125,9 +130,7 @@ class Merger:
         beside = {"xpassed"} if phase == "call" else {"xpassed", "passed"}
         if everywhere and expected and kinds <= {"xfailed", *beside}:
             return self._joined(_first(reports, "xfailed"))
-        alike = len(kinds) == 1 and (
-            phase != "call" or len(set(map(_left_out, self._subtests))) < 2
-        )
+        alike = len(kinds) == 1 and (phase != "call" or self._leave_out_the_same())
         if everywhere and alike and not problems:
             return self._joined(reports[0])
         left_early = kinds & {"skipped", "xfailed"}
@@ -135,7 +138,16 @@ class Merger:
             return self._failure(phase, problems)
         return self._disagreement(phase)
 
+    def _leave_out_the_same(self) -> bool:
+        """Say whether the ranks have left out the same subtests, in whatever order and why."""
+        names = [
+            (ending.rank, "\n".join(sorted(report.head_line for report in _left_out(of_rank))))
+            for ending, of_rank in zip(self._endings, self._subtests, strict=True)
+        ]
+        return len(fold_alike(names)) < 2
+
     def _teardown(self, left_early: bool) -> pytest.TestReport | None:
+        self._excuse(("teardown",))
         reports = self._of("teardown")
         problems = self._problems(("teardown",))
         told = any(not problem.secondary for problem in problems) or any(
@@ -200,7 +212,7 @@ class Merger:
         ):
             report = by_phase.get(phase)
             said = "did not run it" if report is None else _say(report)
-            says.append((ending.rank, ", ".join([said, *_left_out(of_rank)])))
+            says.append((ending.rank, ", ".join([said, *map(_say_subtest, _left_out(of_rank))])))
         lines = [f"{say_ranks(ranks)} {text}" for ranks, text in fold(says)]
         report = self._blank(phase, "failed")
         report.longrepr = self._native("the ranks disagree: " + "; ".join(lines))
@@ -308,9 +320,9 @@ def _subtests_of(config: pytest.Config, ending: Ending) -> list[pytest.TestRepor
     return found
 
 
-def _left_out(subtests: Sequence[Any]) -> tuple[str, ...]:
-    """Say which subtests a rank has skipped, or failed as expected."""
-    return tuple(_say_subtest(report) for report in subtests if not report.passed)
+def _left_out(subtests: Sequence[Any]) -> list[Any]:
+    """Return the subtests that a rank has skipped, or left by `pytest.xfail`."""
+    return [report for report in subtests if not (report.passed or _is_marked(report))]
 
 
 def _say_subtest(report: Any) -> str:
@@ -330,14 +342,14 @@ def _revived(config: pytest.Config, data: dict[str, Any]) -> Any:
 def _kind(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
-    if report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
+    if report.failed and str(report.longrepr).startswith(_PASSED_AGAINST):
         return "xpassed"
     return report.outcome
 
 
 def _is_marked(report: Any) -> bool:
     """Say whether it failed as expected by a mark, and not by calling `pytest.xfail`."""
-    return _kind(report) == "xfailed" and not report.wasxfail.startswith("reason: ")
+    return _kind(report) == "xfailed" and not getattr(report, "ranks_xfailed_itself", False)
 
 
 def _say(report: pytest.TestReport) -> str:

@@ -266,7 +266,8 @@ class RankSet:
             return conversation.hold(kind, fields, timeout, payload)
         except KeyboardInterrupt:
             took = round(time.monotonic() - began, 1)
-            what = self._last or "forming a group"
+            beginning = "" if kind in ("run", "call") else "what follows "
+            what = f"{beginning}{self._last}" if self._last else "forming a group"
             self.setting.output.tell(
                 hang(conversation.interrupted(), took, what, "was interrupted after")
             )

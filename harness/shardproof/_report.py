@@ -188,6 +188,7 @@ def unmatched(
     return "\n".join(lines), all_ahead
 
 
+_OF_GROUPS = ("torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 _NO_GROUP = "Default process group has not been initialized"
 
 
@@ -225,7 +226,7 @@ def lost_peer(error: BaseException | None, dropped: bool = False) -> str:
         for words in words_of_loss:
             if words in text and not isinstance(error, _OWN_ERRORS):
                 return "it left their store" if words == _BROKEN_STORE else words
-        if dropped and _raised_in(error).startswith("torch.distributed"):
+        if dropped and _raised_in(error) in _OF_GROUPS:
             return "their group is gone"
         error = error.__cause__ or error.__context__
     return ""

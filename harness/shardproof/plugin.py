@@ -236,7 +236,8 @@ def _ranks_put_back(request: pytest.FixtureRequest) -> Iterator[None]:
 
     rank = request.config.pluginmanager.getplugin("shardproof-rank")
     groups = set(_group.all_groups())
-    rank.watch = watch = Watch(rank.wider)
+    homes = [request.module, *(request.cls.__mro__[:-1] if request.cls else ())]
+    rank.watch = watch = Watch(rank.wider, homes)
     yield
     rank.watch = None
     rank.counts = _group.counts()

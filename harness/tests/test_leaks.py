@@ -199,7 +199,7 @@ def test_transfers_to_one_rank(world):
 
 
 WIDER_FIXTURES = """
-import concurrent.futures
+import concurrent.futures, unittest
 
 @pytest.fixture(scope="session")
 def threads():
@@ -254,15 +254,38 @@ def test_finds_it_as_it_was(late):
     assert torch.get_default_dtype() == torch.float64
     assert os.environ["OF_LATE"] == "1"
 
+def setup_module():
+    global of_module
+    of_module = concurrent.futures.ThreadPoolExecutor(2)
+
+def teardown_module():
+    of_module.shutdown()
+
+class TestOfAClass(unittest.TestCase):
+    pytestmark = ranks(2)
+
+    @classmethod
+    def setUpClass(cls):
+        cls.pool = concurrent.futures.ThreadPoolExecutor(2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.pool.shutdown()
+
+    def test_starts_more(self):
+        self.assertEqual(self.pool.submit(abs, -1).result(), of_module.submit(abs, -1).result())
+
 @ranks(2)
 def test_leaks(threads, late):
-    threading.Thread(target=time.sleep, args=(60,), daemon=True, name="mine").start()
+    global new
+    new = threading.Thread(target=time.sleep, args=(60,), daemon=True, name="mine")
+    new.start()
 """
 
 
 def test_wider_fixtures(inner: Inner) -> None:
     session = inner.run(WIDER_FIXTURES)
-    session.result.assert_outcomes(passed=6, warnings=2)
+    session.result.assert_outcomes(passed=7, warnings=2)
     assert session.text.count("LeakWarning: the test has left on") == 2
     assert warning(session, "test_leaks").count("the thread 'mine' (sleep)") == 2
 

@@ -55,6 +55,24 @@ def test_death_beside_an_expected_failure(world):
     assert world.rank != 1
     reduce()
 
+@pytest.fixture
+def fails_as_marked(world):
+    yield
+    if world.rank == 1:
+        raise ValueError("of the fixture")
+    dist.barrier()
+
+@ranks(3)
+@pytest.mark.xfail(raises=ValueError, reason="known")
+def test_expected_failure_of_a_teardown(fails_as_marked):
+    pass
+
+@ranks(3)
+def test_one_calls_xfail(world):
+    if world.rank == 1:
+        pytest.xfail("here")
+    reduce()
+
 @ranks(3)
 def test_skips_and_leaves_a_collective(world):
     if world.rank == 0:
@@ -98,6 +116,13 @@ class TestCase(unittest.TestCase):
     @unittest.expectedFailure
     def test_expected(self):
         self.fail()
+
+class TestWithoutTearDown(unittest.TestCase):
+    pytestmark = ranks(3)
+
+    @unittest.expectedFailure
+    def test_expected_on_one(self):
+        self.assertNotEqual(current_world().rank, 1)
 
 class TestAsync(unittest.IsolatedAsyncioTestCase):
     pytestmark = ranks(3)
@@ -148,6 +173,9 @@ def leaving(once: Callable[..., Session]) -> Session:
         ("test_one_fails", "failed"),
         ("test_one_skips", "failed"),
         ("test_expected", "xfail"),
+        ("test_one_calls_xfail", "failed"),
+        ("test_expected_on_one", "xfail"),
+        ("test_expected_failure_of_a_teardown", "xpass"),
         ("test_one_fails_async", "failed"),
         ("test_one_dies_when_it_has_ended", "passed"),
         ("test_healthy", "passed"),

@@ -287,6 +287,30 @@ def test_one_xfails(subtests, world):
             pytest.xfail("known")
 
 @ranks(2)
+def test_each_has_its_reason(subtests, world):
+    for name in ("a", "b")[:: 1 if world.rank else -1]:
+        with subtests.test(name):
+            pytest.skip(f"for {world.rank}")
+
+@ranks(2)
+@pytest.mark.xfail(reason="known", strict=False)
+def test_marked(subtests, world):
+    with subtests.test("part"):
+        assert world.rank
+
+@ranks(2)
+def test_fails_then_skips(subtests, world):
+    with subtests.test("part"):
+        assert world.rank
+    pytest.skip("the rest")
+
+@ranks(2)
+def test_fails_twice(subtests):
+    with subtests.test("part"):
+        assert 0, "in the part"
+    assert 0, "afterwards"
+
+@ranks(2)
 def test_one_fails(subtests, world):
     for number in range(2):
         with subtests.test("part", number=number):
@@ -303,6 +327,10 @@ def test_subtests_that_ranks_skip(inner: Inner) -> None:
     assert len(re.findall(r"::test_one_fails .*SUBPASS\S*\s?\[part\] \(number=0\)", text)) == 1
     assert not re.search(r"::test_one_fails .*SUBPASS.*number=1", text)
     assert session.status("test_everywhere") == "passed"
+    assert session.status("test_each_has_its_reason") == "passed"
+    assert session.status("test_marked") == "xpass, xpass"  # as pytest has it
+    assert session.status("test_fails_then_skips") == "failed"
+    session.match_failure("test_fails_twice", "E *afterwards", "*also failed: *", "E *in the part")
     assert re.search(r"- Captured stdout call \(ranks 0-1\) -+\nthe only output\n", text)
     session.match_failure(
         "test_one_skips",
