@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         WrapError,
     )
     from shardproof_reference.fsdp.plugin import FullyShardedDataParallelPlugin
-    from shardproof_reference.wrapping import wrap_fsdp1, wrap_fully_shard
 
 __all__ = [
     "CheckpointError",
@@ -31,8 +30,6 @@ __all__ = [
     "WrapError",
     "load_checkpoint",
     "save_checkpoint",
-    "wrap_fsdp1",
-    "wrap_fully_shard",
 ]
 
 _HOME = {
@@ -44,8 +41,6 @@ _HOME = {
     "WrapError": "errors",
     "load_checkpoint": "checkpointing.loading",
     "save_checkpoint": "checkpointing.saving",
-    "wrap_fsdp1": "wrapping",
-    "wrap_fully_shard": "wrapping",
 }
 
 

@@ -230,7 +230,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "mixed_precision_policy is a MixedPrecisionPolicy with fsdp_version 2, got *",
     ),
     ({"param_init_fn": 1}, "param_init_fn is a function, got 1"),
-    ({"reshard_after_forward": 1, "fsdp_version": 2}, "reshard_after_forward is *from 2, got 1"),
+    (
+        {"reshard_after_forward": -2, "fsdp_version": 2},
+        "reshard_after_forward is True, False, or to how many ranks, from 2, got -2",
+    ),
     (
         {"state_dict_config": ShardedStateDictConfig()},
         "state_dict_config is a FullStateDictConfig with FULL_STATE_DICT, got *",

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
+from shardproof_reference.errors import PluginError
 from shardproof_reference.fsdp import _precision, _state_dict
 from shardproof_reference.fsdp._values import count, flag, function, member, names, refuse
 
@@ -47,9 +48,13 @@ def _strategy(value: Any, version: int) -> ShardingStrategy | None:
 def _reshard(value: Any, version: int) -> bool | int | None:
     if value is None:
         return None if version == 1 else True
-    if isinstance(value, bool) or (isinstance(value, str) and not value.strip().isdecimal()):
+    if isinstance(value, int | str) and str(value).strip().isdecimal() and int(value) > 1:
+        return int(value)
+    try:
         return flag("reshard_after_forward", value)
-    return count("reshard_after_forward", value, 2)
+    except PluginError as error:
+        allowed = "True, False, or to how many ranks, from 2"
+        raise refuse("reshard_after_forward", value, allowed) from error
 
 
 def _prefetch(value: Any, _: int) -> BackwardPrefetch | None:
