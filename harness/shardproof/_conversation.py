@@ -62,6 +62,11 @@ class Ending:
         return self.done is not None or bool(self.death)
 
 
+def _has_skipped(ending: Ending) -> bool:
+    reports = (message for message in ending.messages if message.kind == "report")
+    return any(report.fields["report"]["outcome"] == "skipped" for report in reports)
+
+
 def exit_asked(endings: Sequence[Ending]) -> list[Any]:
     """Return the message and exit code with which a rank wants the session to end, or nothing."""
     asked = [e.done.fields["exit"] for e in endings if e.done and "exit" in e.done.fields]
@@ -191,7 +196,10 @@ class Conversation:
 
     def _lone_skip(self) -> float | None:
         """Return when a rank left the test by a skip that others have not made, or None."""
-        times = [e.done.fields.get("skipped_at") for e in self._endings.values() if e.done]
+        endings = self._endings.values()
+        if all(ending.ended or _has_skipped(ending) for ending in endings):
+            return None  # then only their teardowns go on
+        times = [e.done.fields.get("skipped_at") for e in endings if e.done]
         signs = [time for time in times if time is not None]
         return max(min(signs), self._loan.back_at) if signs else None
 

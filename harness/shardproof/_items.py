@@ -63,6 +63,7 @@ class ItemRunner:
         self._facts: dict[str, Any] = {}
         self._must_leave = False
         self._subtests: list[pytest.TestReport] = []
+        self._subtest_errors: list[BaseException] = []
         self._skipped_at: float | None = None
         self.place = place
         self.counts: dict[str, int] = {}
@@ -234,14 +235,20 @@ class ItemRunner:
             function = getattr(item, "obj", None)
             itself = not getattr(function, _EXPECTS_FAILURE, False)
             report.ranks_xfailed_itself = itself  # type: ignore[attr-defined]
-        if self._inside:
-            return report  # of a subtest
+        if self._inside:  # of a subtest
+            if report.failed and call.excinfo is not None:
+                self._subtest_errors.append(call.excinfo.value)
+            return report
         if report.failed and call.excinfo is not None and not self._facts:
             # unittest has a tearDown's exception, after the test's own, reported with the teardown
             self._facts = self._fail(call.excinfo.value)
         if report.when == "call" and self._subtests:
             _add_subtests(report, self._subtests)
-        self._subtests = []
+            for error in self._subtest_errors:
+                self._note(error)
+        if not report.skipped and report.when == "call":
+            self._skipped_at = None  # unittest tells of a subtest's skip as if it were the test's
+        self._subtests, self._subtest_errors = [], []
         report.sections = self._kept(report, item)
         _reruns.note(item, report, call)
         report.user_properties = [(str(k), plain(v)) for k, v in report.user_properties]

@@ -68,6 +68,46 @@ def test_expected_failure_of_a_teardown(fails_as_marked):
     pass
 
 @ranks(3)
+def test_one_fails_in_a_subtest(subtests, world):
+    with subtests.test("part"):
+        assert world.rank != 1
+        dist.barrier()
+
+class TestSkippedPart(unittest.TestCase):
+    pytestmark = ranks(3)
+
+    def test_all_skip_a_part(self):
+        with self.subTest("part"):
+            self.skipTest("nowhere")
+        group = dist.new_group([0, 1])
+        if current_world().rank < 2:
+            time.sleep(0.8)
+            dist.all_reduce(torch.ones(1), group=group)
+
+    def test_collective_after_a_skipped_part(self):
+        with self.subTest("part"):
+            self.skipTest("nowhere")
+        if current_world().rank == 0:
+            dist.all_reduce(torch.ones(7), async_op=True)
+
+@pytest.fixture
+def ends_slowly(world):
+    group = dist.new_group([0, 1])
+    yield
+    if world.rank < 2:
+        time.sleep(0.8)
+        dist.barrier(group)
+        Path(os.environ["HOME"], f"ended{world.rank}").touch()
+
+@ranks(3)
+def test_skips_and_ends_slowly(ends_slowly):
+    pytest.skip("nowhere")
+
+@ranks(3)
+def test_teardown_was_not_cut_short():
+    assert all(Path(os.environ["HOME"], f"ended{rank}").exists() for rank in (0, 1))
+
+@ranks(3)
 def test_one_calls_xfail(world):
     if world.rank == 1:
         pytest.xfail("here")
@@ -174,6 +214,11 @@ def leaving(once: Callable[..., Session]) -> Session:
         ("test_one_skips", "failed"),
         ("test_expected", "xfail"),
         ("test_one_calls_xfail", "failed"),
+        ("test_one_fails_in_a_subtest", "failed"),
+        ("test_all_skip_a_part", "passed"),
+        ("test_collective_after_a_skipped_part", "passed, error"),
+        ("test_skips_and_ends_slowly", "skipped"),
+        ("test_teardown_was_not_cut_short", "passed"),
         ("test_expected_on_one", "xfail"),
         ("test_expected_failure_of_a_teardown", "xpass"),
         ("test_one_fails_async", "failed"),
