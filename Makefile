@@ -63,7 +63,8 @@ clean: ## remove .venv and everything that was built
 # (its python would install into the system) was interrupted half way, or its interpreter has gone:
 # it is made anew. The build backend is one of the requirements, so installing this project
 # downloads nothing.
-$(ready): requirements/torch.txt requirements/development.txt requirements/plugins.txt pyproject.toml
+$(ready): requirements/torch.txt requirements/development.txt requirements/plugins.txt \
+		requirements/implementations.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("shardproof needs Python 3.10 or newer; $(PYTHON) is " \
 	  + sys.version.split()[0] + ". Name another: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	@rm -f $@
@@ -72,7 +73,8 @@ $(ready): requirements/torch.txt requirements/development.txt requirements/plugi
 	$(pip) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(pip) install --quiet -r requirements/development.txt
 	$(pip) install --quiet --no-build-isolation --no-deps --editable .
-	rm -rf .venv/plugins
-	$(pip) install --quiet --no-deps --target .venv/plugins -r requirements/plugins.txt
+	rm -rf .venv/plugins .venv/implementations
+	for kind in plugins implementations; do \
+	  $(pip) install --quiet --no-deps --target .venv/$$kind -r requirements/$$kind.txt || exit 1; done
 	@$(pip) check >/dev/null || { $(pip) check; echo "make clean, then try again"; exit 1; }
 	@printf '%s' "$$PWD" >$@

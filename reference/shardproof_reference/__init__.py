@@ -12,29 +12,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardproof_reference.checkpointing.loading import load_checkpoint
     from shardproof_reference.checkpointing.saving import save_checkpoint
-    from shardproof_reference.errors import CheckpointError, LoadError, SaveError, WrapError
-    from shardproof_reference.wrapping import wrap_fsdp1, wrap_fully_shard
+    from shardproof_reference.errors import (
+        CheckpointError,
+        LoadError,
+        PluginError,
+        SaveError,
+        WrapError,
+    )
+    from shardproof_reference.fsdp.plugin import FullyShardedDataParallelPlugin
 
 __all__ = [
     "CheckpointError",
+    "FullyShardedDataParallelPlugin",
     "LoadError",
+    "PluginError",
     "SaveError",
     "WrapError",
     "load_checkpoint",
     "save_checkpoint",
-    "wrap_fsdp1",
-    "wrap_fully_shard",
 ]
 
 _HOME = {
     "CheckpointError": "errors",
+    "FullyShardedDataParallelPlugin": "fsdp.plugin",
     "LoadError": "errors",
+    "PluginError": "errors",
     "SaveError": "errors",
     "WrapError": "errors",
     "load_checkpoint": "checkpointing.loading",
     "save_checkpoint": "checkpointing.saving",
-    "wrap_fsdp1": "wrapping",
-    "wrap_fully_shard": "wrapping",
 }
 
 

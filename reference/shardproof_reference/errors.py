@@ -1,5 +1,6 @@
 """What the reference refuses, in the order of a checkpoint's life.
 
+`PluginError`: a setting of the FSDP plugin that can't be, found when it is built or set.
 `WrapError`: the model can't be sharded as asked; the caller's settings.
 `SaveError`: state that can't be stored, or a target that can't be written; nothing is left behind.
 `LoadError`: files that are missing or don't fit the model; nothing of the target was changed. Files
@@ -27,6 +28,10 @@ class CheckpointError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
+
+
+class PluginError(CheckpointError, ValueError):
+    """A setting has a value that it can't have, or two settings can't work together."""
 
 
 class WrapError(CheckpointError):

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from shardproof import current_world
-from shardproof_reference import wrap_fsdp1, wrap_fully_shard
+from shardproof_reference import FullyShardedDataParallelPlugin
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import ShardingStrategy, StateDictType
+from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 KINDS = ("flat", "original", "fully-shard")
 SHARDED, FULL = StateDictType.SHARDED_STATE_DICT, StateDictType.FULL_STATE_DICT
 TYPES = (SHARDED, FULL)
-CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
@@ -52,16 +51,12 @@ class Model(nn.Module):
 
 def wrap(model: nn.Module, kind: str) -> nn.Module:
     """Shard over all ranks."""
-    if kind == "fully-shard":
-        mesh = init_device_mesh("cpu", (current_world().world_size,))
-        return wrap_fully_shard(model, blocks=(Block,), device_mesh=mesh)
-    return wrap_fsdp1(
-        model,
-        ShardingStrategy.FULL_SHARD,
-        blocks=(Block,),
-        device=CPU,
-        use_orig_params=kind == "original",
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2 if kind == "fully-shard" else 1,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=None if kind == "fully-shard" else kind == "original",
     )
+    return plugin.wrap(model)
 
 
 def build(

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardproof import current_world
-from shardproof_reference import load_checkpoint, save_checkpoint, wrap_fsdp1, wrap_fully_shard
+from shardproof_reference import (
+    FullyShardedDataParallelPlugin,
+    load_checkpoint,
+    save_checkpoint,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp import StateDictType as TorchStateDictType
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from shardproof_suites.capability import DEFAULT_CAPABILITIES, Capability
-from shardproof_suites.cell import Cell, StateDictType, Strategy
+from shardproof_suites.cell import Cell, StateDictType
 from shardproof_suites.implementation import LoadResult, Ref, TrainState, Unsupported
 from shardproof_suites.models import unit_classes
 
@@ -40,7 +44,7 @@ class Reference:
         self, module: nn.Module, make_optimizer: MakeOptimizer, resume: Ref | None = None
     ) -> TrainState:
         """Wrap on the rank's device; loads later, in place."""
-        model = self.wrap(module.to(current_world().device))
+        model = self.wrap(module)
         state = TrainState((model,), (make_optimizer(model.named_parameters()),))
         if resume is not None:
             self.load_(state, resume)
@@ -48,19 +52,15 @@ class Reference:
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Shard a model as the cell says."""
-        blocks, cell = unit_classes(module), self.cell
-        if cell.strategy.fsdp_version == 2:
-            mesh = _mesh(cell)
-            assert mesh is not None
-            return wrap_fully_shard(module, blocks=blocks, device_mesh=mesh)
-        return wrap_fsdp1(
-            module,
-            _strategy(cell.strategy),
-            blocks=blocks,
-            device=current_world().device,
-            device_mesh=_mesh(cell),
-            use_orig_params=bool(cell.use_orig_params),
+        cell, version = self.cell, self.cell.strategy.fsdp_version
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=version,
+            sharding_strategy=cell.strategy.name if version == 1 else None,
+            auto_wrap_policy=ModuleWrapPolicy(set(unit_classes(module))),
+            state_dict_type=self.state_dict_type,
+            use_orig_params=cell.use_orig_params,
         )
+        return plugin.wrap(module, _mesh(cell))
 
     def save(self, state: TrainState, root: Path, step: int) -> Ref:
         """Save model and optimizer as one folder."""
@@ -72,12 +72,6 @@ class Reference:
         """Load model and optimizer; always strict."""
         load_checkpoint(ref.path, state.modules[0], state.optimizers[0], self.state_dict_type)
         return LoadResult()
-
-
-def _strategy(strategy: Strategy) -> ShardingStrategy:
-    if strategy is Strategy.HYBRID_SHARD_ZERO2:
-        return ShardingStrategy._HYBRID_SHARD_ZERO2
-    return ShardingStrategy[strategy.name]
 
 
 def _mesh(cell: Cell) -> DeviceMesh | None:

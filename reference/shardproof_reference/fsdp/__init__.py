@@ -1,0 +1,1 @@
+"""The FSDP plugin: its settings, and how a model is sharded by them."""

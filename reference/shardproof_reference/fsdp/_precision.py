@@ -1,0 +1,56 @@
+"""`mixed_precision_policy`: read as the policy of the FSDP version."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+from shardproof_reference.fsdp._values import dtype, flag, refuse
+
+Policy = MixedPrecision | MixedPrecisionPolicy
+
+_FIELD = "mixed_precision_policy"
+_KIND: dict[int, type[Policy]] = {1: MixedPrecision, 2: MixedPrecisionPolicy}
+# What one dtype for all means: FSDP2 has no dtype of buffers, but one of what forward returns.
+_ALL = {
+    1: ("param_dtype", "reduce_dtype", "buffer_dtype"),
+    2: ("param_dtype", "reduce_dtype", "output_dtype"),
+}
+
+
+def read(value: object, version: int) -> Policy | None:
+    """Read a policy: None, one dtype for all, a dict, or the version's own object."""
+    if value is None:
+        return None
+    if isinstance(value, MixedPrecision | MixedPrecisionPolicy):
+        if isinstance(value, _KIND[version]):
+            return value
+        wanted = _KIND[version].__name__
+        raise refuse(_FIELD, type(value).__name__, f"a {wanted} with fsdp_version {version}")
+    if isinstance(value, dict):
+        return _KIND[version](**_arguments(value, version))
+    chosen = dtype(_FIELD, value)
+    return _KIND[version](**dict.fromkeys(_ALL[version], chosen))
+
+
+def _arguments(value: dict[str, Any], version: int) -> dict[str, Any]:
+    allowed = [field.name for field in fields(_KIND[version])]
+    unknown = [name for name in value if name not in allowed]
+    if unknown:
+        keys = f"a dict with keys of {', '.join(allowed)} with fsdp_version {version}"
+        raise refuse(_FIELD, unknown[0], keys)
+    return {
+        name: dtype(f"{_FIELD}[{name!r}]", entry)
+        if name.endswith("_dtype")
+        else _other(name, entry)
+        for name, entry in value.items()
+    }
+
+
+def _other(name: str, value: object) -> object:
+    """Read what is no dtype: flags, and classes of modules that torch leaves alone."""
+    if name == "_module_classes_to_ignore":
+        return value
+    return flag(f"{_FIELD}[{name!r}]", value)
