@@ -109,7 +109,7 @@ _RULES: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     ),
     (
         ("sharding_strategy", "state_dict_type"),
-        "what isn't sharded has no LOCAL state dict, torch stores the full one; use FULL_STATE_DICT",
+        "nothing is sharded, so torch stores the full state; ask for FULL_STATE_DICT",
         lambda s: s.sharding_strategy is ShardingStrategy.NO_SHARD and s.state_dict_type is _LOCAL,
     ),
     (
