@@ -16,13 +16,14 @@ from _pytest.config import create_terminal_writer
 from _pytest.runner import runtestprotocol
 from _pytest.unittest import TestCaseFunction
 
-from shardproof import _benchmarks, _capture, _junitxml, _reruns
+from shardproof import _benchmarks, _capture, _junitxml, _reruns, _subtests
 from shardproof._channel import Channel
 from shardproof._debugger import Debugger
 from shardproof._group import Place
 from shardproof._leaks import Watch
 from shardproof._output import append, shortened
 from shardproof._plain import encodable, plain
+from shardproof._report import lost_peer
 from shardproof._settings import RanksMark
 
 _EXPECTS_FAILURE = "__unittest_expecting_failure__"
@@ -243,9 +244,9 @@ class ItemRunner:
             # unittest has a tearDown's exception, after the test's own, reported with the teardown
             self._facts = self._fail(call.excinfo.value)
         if report.when == "call" and self._subtests:
-            _add_subtests(report, self._subtests)
-            for error in self._subtest_errors:
-                self._note(error)
+            _subtests.add_failures(report, self._subtests)
+            for error in sorted(self._subtest_errors, key=lambda error: bool(lost_peer(error))):
+                self._note(error)  # the first counts: better one that is this rank's own
         if not report.skipped and report.when == "call":
             self._skipped_at = None  # unittest tells of a subtest's skip as if it were the test's
         self._subtests, self._subtest_errors = [], []
@@ -324,23 +325,6 @@ class ItemRunner:
             pytest.PytestWarning(text), pytest.PytestWarning, path, (line or 0) + 1
         )
         self.pytest_warning_recorded(warning, "runtest", item.nodeid, None)
-
-
-def _add_subtests(report: Any, failed: list[Any]) -> None:
-    """Make a test fail by its subtests; what is told first is its own failure, if it has one.
-
-    Else it is the first subtest's, with its name in the summary. The others are sections of it.
-    """
-    if not report.failed:
-        first, *failed = failed
-        report.outcome, report.longrepr = "failed", first.longrepr
-        vars(report).pop("wasxfail", None)
-        if hasattr(report.longrepr, "reprcrash"):
-            crash = report.longrepr.reprcrash
-            crash.message = f"{first.head_line}: {crash.message}"
-    for other in failed:
-        if hasattr(report.longrepr, "addsection"):
-            report.longrepr.addsection(f"also failed: {other.head_line}", str(other.longrepr))
 
 
 def _insert_put_back(item: pytest.Item) -> None:

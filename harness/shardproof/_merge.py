@@ -18,12 +18,12 @@ from _pytest._code.code import (
 )
 
 from shardproof._conversation import Ending
+from shardproof._outcomes import is_marked, kind, revived, say
 from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ranks
+from shardproof._subtests import Subtests
 
 # Frames in these are not the test's own.
 _NOT_OWN = ("site-packages", str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
-# What a strict xfail says of a test that passes, and unittest's expectedFailure.
-_PASSED_AGAINST = ("[XPASS(strict)]", "Unexpected success")
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -66,7 +66,7 @@ class Merger:
         self._timeout = timeout
         self._elapsed = elapsed
         self._reports = [_reports_of(item.config, ending) for ending in endings]
-        self._subtests = [_subtests_of(item.config, ending) for ending in endings]
+        self._subtests = Subtests(item.config, endings)
 
     def reports(self) -> list[pytest.TestReport]:
         """Return the merged reports, in the order of the phases that count."""
@@ -78,20 +78,12 @@ class Merger:
         only_setup = self._item.config.getoption("setuponly", False)  # also with --setup-plan
         if merged[0].passed and not only_setup:
             merged.append(self._phase("call", problems, failed_in))
-        teardown = self._teardown(excused or any(_kind(report) != "passed" for report in merged))
+        teardown = self._teardown(excused or any(kind(report) != "passed" for report in merged))
         return [*merged, teardown] if teardown else merged
 
     def subtests(self) -> list[pytest.TestReport]:
         """Return the subtests that have not failed, those that several ranks have run once."""
-        found: list[pytest.TestReport] = []
-        seen: set[str] = set()
-        for ending in self._endings:
-            failed = [m.fields["failed"] for m in ending.messages if m.kind == "failed_subtest"]
-            seen.update(f"{name} passed" for name in failed)
-        for of_rank in self._subtests:
-            found += [report for report in of_rank if _say_subtest(report) not in seen]
-            seen.update(map(_say_subtest, of_rank))
-        return found
+        return self._subtests.merged()
 
     def _excuse(self, phases: Sequence[str]) -> bool:
         """Have failures that follow only from an expected one, by a mark, count as expected too.
@@ -102,7 +94,7 @@ class Merger:
         Returns:
             Whether there are any.
         """
-        expected = [report for phase in phases for report in self._of(phase) if _is_marked(report)]
+        expected = [report for phase in phases for report in self._of(phase) if is_marked(report)]
         problems = self._problems(phases)
         if not (expected and problems and all(problem.secondary for problem in problems)):
             return False
@@ -122,15 +114,15 @@ class Merger:
         cut_short = failed_in == "call" and phase == "setup"
         if cut_short:
             # A rank whose setup was cut short by the call's failure is told of there.
-            reports = [report for report in reports if _kind(report) != "failed"]
+            reports = [report for report in reports if kind(report) != "failed"]
         everywhere = len(reports) == len(self._endings) or cut_short
-        kinds = {_kind(report) for report in reports}
+        kinds = {kind(report) for report in reports}
         expected = "xfailed" in kinds and not failed_in  # a death is never expected
         # Setup and teardown may have failed, as expected, on some ranks only.
         beside = {"xpassed"} if phase == "call" else {"xpassed", "passed"}
         if everywhere and expected and kinds <= {"xfailed", *beside}:
             return self._joined(_first(reports, "xfailed"))
-        alike = len(kinds) == 1 and (phase != "call" or self._leave_out_the_same())
+        alike = len(kinds) == 1 and (phase != "call" or self._subtests.left_out_alike())
         if everywhere and alike and not problems:
             return self._joined(reports[0])
         left_early = kinds & {"skipped", "xfailed"}
@@ -138,20 +130,12 @@ class Merger:
             return self._failure(phase, problems)
         return self._disagreement(phase)
 
-    def _leave_out_the_same(self) -> bool:
-        """Say whether the ranks have left out the same subtests, in whatever order and why."""
-        names = [
-            (ending.rank, "\n".join(sorted(report.head_line for report in _left_out(of_rank))))
-            for ending, of_rank in zip(self._endings, self._subtests, strict=True)
-        ]
-        return len(fold_alike(names)) < 2
-
     def _teardown(self, left_early: bool) -> pytest.TestReport | None:
         self._excuse(("teardown",))
         reports = self._of("teardown")
         problems = self._problems(("teardown",))
         told = any(not problem.secondary for problem in problems) or any(
-            _kind(report) == "xfailed" and not report.ranks_facts[1] for report in reports
+            kind(report) == "xfailed" and not report.ranks_facts[1] for report in reports
         )
         if left_early and not told:
             # Why has been told; what the teardown says of a lost group follows from it.
@@ -166,7 +150,7 @@ class Merger:
         found = []
         for ending, by_phase in zip(self._endings, self._reports, strict=True):
             failed = [by_phase[p] for p in phases if p in by_phase and by_phase[p].failed]
-            if failed and _kind(failed[0]) == "failed":
+            if failed and kind(failed[0]) == "failed":
                 found.append(_failed(ending, failed[0]))
             elif ending.death and _ended_in(by_phase) in phases:
                 found.append(self._lost(ending, _ended_in(by_phase)))
@@ -207,12 +191,12 @@ class Merger:
 
     def _disagreement(self, phase: str) -> pytest.TestReport:
         says = []
-        for ending, by_phase, of_rank in zip(
-            self._endings, self._reports, self._subtests, strict=True
+        for ending, by_phase, left_out in zip(
+            self._endings, self._reports, self._subtests.say_left_out(), strict=True
         ):
             report = by_phase.get(phase)
-            said = "did not run it" if report is None else _say(report)
-            says.append((ending.rank, ", ".join([said, *map(_say_subtest, _left_out(of_rank))])))
+            said = "did not run it" if report is None else say(report)
+            says.append((ending.rank, ", ".join([said, *left_out])))
         lines = [f"{say_ranks(ranks)} {text}" for ranks, text in fold(says)]
         report = self._blank(phase, "failed")
         report.longrepr = self._native("the ranks disagree: " + "; ".join(lines))
@@ -301,67 +285,14 @@ def _reports_of(config: pytest.Config, ending: Ending) -> dict[str, pytest.TestR
     found = {}
     for message in ending.messages:
         if message.kind == "report":
-            report = _revived(config, message.fields["report"])
+            report = revived(config, message.fields["report"])
             report.ranks_facts = (message.fields.get("at"), message.fields.get("lost_peer", ""))
             found[report.when] = report
     return found
 
 
-def _subtests_of(config: pytest.Config, ending: Ending) -> list[pytest.TestReport]:
-    """Return the reports of a rank's subtests, but for those that failed."""
-    found = []
-    for message in ending.messages:
-        if message.kind == "subtest":
-            data = message.fields["report"]
-            report = _revived(config, data)
-            # Reviving has made representations of what are representations.
-            report.context.kwargs.update(data["_subtest.context"]["kwargs"])
-            found.append(report)
-    return found
-
-
-def _left_out(subtests: Sequence[Any]) -> list[Any]:
-    """Return the subtests that a rank has skipped, or left by `pytest.xfail`."""
-    return [report for report in subtests if not (report.passed or _is_marked(report))]
-
-
-def _say_subtest(report: Any) -> str:
-    return f"{report.head_line} {_say(report)}"
-
-
-def _revived(config: pytest.Config, data: dict[str, Any]) -> Any:
-    """Rebuild a report, with the tuples that JSON has made lists."""
-    for name in ("longrepr", "location"):
-        if isinstance(data[name], list):
-            data[name] = tuple(data[name])
-    for name in ("sections", "user_properties"):
-        data[name] = [tuple(entry) for entry in data[name]]
-    return config.hook.pytest_report_from_serializable(config=config, data=data)
-
-
-def _kind(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    if report.failed and str(report.longrepr).startswith(_PASSED_AGAINST):
-        return "xpassed"
-    return report.outcome
-
-
-def _is_marked(report: Any) -> bool:
-    """Say whether it failed as expected by a mark, and not by calling `pytest.xfail`."""
-    return _kind(report) == "xfailed" and not getattr(report, "ranks_xfailed_itself", False)
-
-
-def _say(report: pytest.TestReport) -> str:
-    if report.skipped and isinstance(report.longrepr, tuple):
-        return f"skipped ({report.longrepr[2].removeprefix('Skipped: ')})"
-    if report.failed and report.ranks_facts[1]:
-        return "lost a peer"
-    return _kind(report)
-
-
-def _first(reports: Sequence[pytest.TestReport], kind: str) -> pytest.TestReport:
-    return next(report for report in reports if _kind(report) == kind)
+def _first(reports: Sequence[pytest.TestReport], wanted: str) -> pytest.TestReport:
+    return next(report for report in reports if kind(report) == wanted)
 
 
 def _as_passed(reports: Sequence[pytest.TestReport]) -> pytest.TestReport:

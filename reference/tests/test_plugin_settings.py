@@ -289,6 +289,11 @@ PAIRS: list[tuple[dict[str, Any], str, str]] = [
         "state_dict_type=LOCAL_STATE_DICT",
     ),
     (
+        {"sharding_strategy": "NO_SHARD", "state_dict_type": "LOCAL_STATE_DICT"},
+        "sharding_strategy=NO_SHARD",
+        "state_dict_type=LOCAL_STATE_DICT",
+    ),
+    (
         {"use_orig_params": True, "state_dict_type": "LOCAL_STATE_DICT"},
         "use_orig_params=True",
         "state_dict_type=LOCAL_STATE_DICT",

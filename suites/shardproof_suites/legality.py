@@ -62,6 +62,10 @@ _RULES: tuple[tuple[str, Callable[[Cell], bool]], ...] = (
         lambda cell: _is_local(cell) and cell.strategy.fsdp_version == 2,
     ),
     (
+        "NO_SHARD has no LOCAL state dict: torch stores the full one, with a warning",
+        lambda cell: _is_local(cell) and cell.strategy is Strategy.NO_SHARD,
+    ),
+    (
         "torch refuses LOCAL with a device mesh, which HYBRID needs",
         lambda cell: _is_local(cell) and cell.mesh is not None,
     ),

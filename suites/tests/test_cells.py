@@ -30,7 +30,7 @@ LOCAL = replace(FULL_SHARD, state_dict_type=StateDictType.LOCAL)
         (FULLY_SHARD, None),
         (FULLY_SHARD_2D, None),
         (LOCAL, None),
-        (replace(LOCAL, strategy=Strategy.NO_SHARD), None),
+        (replace(LOCAL, strategy=Strategy.NO_SHARD), "stores the full one"),
         (replace(FULL_SHARD, world_size=0), "at least one rank"),
         (replace(HYBRID, world_size=6), "every rank once"),
         (replace(FULLY_SHARD, mesh=(2,)), "every rank once"),

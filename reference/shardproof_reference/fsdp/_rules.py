@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp import ShardingStrategy, StateDictType
 
 from shardproof_reference.errors import PluginError
 from shardproof_reference.fsdp._reading import HYBRID, SIZE, TRANSFORMER
@@ -106,6 +106,11 @@ _RULES: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
         ("sharding_strategy", "state_dict_type"),
         "HYBRID needs a device mesh, with which torch has no LOCAL state dict",
         lambda s: s.sharding_strategy in HYBRID and s.state_dict_type is _LOCAL,
+    ),
+    (
+        ("sharding_strategy", "state_dict_type"),
+        "nothing is sharded, so torch stores the full state; ask for FULL_STATE_DICT",
+        lambda s: s.sharding_strategy is ShardingStrategy.NO_SHARD and s.state_dict_type is _LOCAL,
     ),
     (
         ("use_orig_params", "state_dict_type"),
