@@ -405,6 +405,19 @@ def test_activation_checkpointing_wraps_each_unit_once(version: int) -> None:
         assert torch.equal(_local(mine.grad), _local(theirs.grad))
 
 
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_activation_checkpointing_of_nothing_is_refused(version: int) -> None:
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version,
+        auto_wrap_policy="size_based_wrap",
+        min_num_params=10**6,
+        activation_checkpointing=True,
+    )
+    with pytest.raises(WrapError, match="activation_checkpointing=True would do nothing"):
+        plugin.wrap(Model())
+
+
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

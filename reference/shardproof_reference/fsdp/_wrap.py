@@ -54,6 +54,11 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
     inner = _units.units(model, decide, leave)
     _units.refuse_ties_across(model, inner)
     if plugin.activation_checkpointing:
+        if not inner:
+            raise WrapError(
+                "activation_checkpointing=True would do nothing: auto_wrap_policy finds no unit in "
+                "the model"
+            )
         inner = _checkpointed(model, inner, bool(plugin.activation_checkpointing_offload))
     placing = Placing(device, device_mesh, bool(plugin.sync_module_states), plugin.param_init_fn)
     placing.refuse_other_models(model)
