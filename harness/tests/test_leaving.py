@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -307,7 +308,7 @@ def test_stopped_clock_stops_nothing(inner: Inner) -> None:
 
 def test_standard_input_that_is_closed(inner: Inner) -> None:
     inner.write(test_inner="@ranks(2)\ndef test_it():\n    assert reduce() == [2.0] * 4")
-    command = f"{sys.executable} -m pytest -p no:cacheprovider test_inner.py <&-"
+    command = f"{shlex.quote(sys.executable)} -m pytest -p no:cacheprovider test_inner.py <&-"
     result = inner.pytester.run("sh", "-c", command)
     result.assert_outcomes(passed=1)
     inner.nothing_left()
