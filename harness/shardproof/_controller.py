@@ -19,6 +19,7 @@ from shardproof import _benchmarks, _capture, _junitxml, _reruns, _setup_show, _
 from shardproof._clean import Dirt, look_again
 from shardproof._conversation import Ending, exit_asked
 from shardproof._merge import Merger
+from shardproof._outcomes import add_section
 from shardproof._output import Output
 from shardproof._rankset import RankSet, Setting
 from shardproof._report import late_death
@@ -358,17 +359,12 @@ def _basetemp(config: pytest.Config) -> Path:
 
 def _add_failure(reports: list[pytest.TestReport], title: str, text: str) -> None:
     """Tell of what went wrong after the test itself, which is a failure if there is no other."""
-    last = reports[-1]
-    if not any(report.failed for report in reports):
-        last.outcome = "failed"
-        last.longrepr = f"{title}: {text}"
+    failed = next((report for report in reports if report.failed), None)
+    if failed is not None:
+        add_section(failed, title, text)
     else:
-        failed = next((report for report in reports if report.failed), last)
-        add = getattr(failed.longrepr, "addsection", None)
-        if add is not None:
-            add(title, text)  # part of the failure, so that every reporter has it
-        else:
-            failed.sections.append((title, text))
+        reports[-1].outcome = "failed"
+        reports[-1].longrepr = f"{title}: {text}"
 
 
 def _refusal(item: pytest.Item, reason: str, strict: bool) -> pytest.TestReport:

@@ -18,7 +18,7 @@ from _pytest._code.code import (
 )
 
 from shardproof._conversation import Ending
-from shardproof._outcomes import is_marked, kind, revived, say
+from shardproof._outcomes import add_section, is_marked, kind, revived, say
 from shardproof._report import death, ended_late, fold, fold_alike, hang, say_ranks
 from shardproof._subtests import Subtests
 
@@ -176,15 +176,11 @@ class Merger:
             report.longrepr = self._native(chosen.text)
         self._name_ranks(report, first[0], [rank for ranks, _ in others for rank in ranks])
         report.sections = self._sections()
-        # Part of the failure, so that every reporter has it, junitxml too.
-        tell = getattr(
-            report.longrepr, "addsection", lambda *section: report.sections.append(section)
-        )
         followed = [problem for problem in problems if problem not in causes]
         if followed:
-            tell("followed from it", _followed(followed))
+            add_section(report, "followed from it", _followed(followed))
         for ranks, text in others:
-            tell(f"also failed: {say_ranks(ranks)}", text)
+            add_section(report, f"also failed: {say_ranks(ranks)}", text)
         if any(problem.report is None for problem in problems):
             report.duration = self._elapsed
         return self._joined(report, sections=False)

@@ -21,6 +21,7 @@ def revived(config: pytest.Config, data: dict[str, Any]) -> Any:
 
 
 def kind(report: pytest.TestReport) -> str:
+    """Return the outcome, with `xfailed` and `xpassed` told from skipped and passed."""
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
     if report.failed and str(report.longrepr).startswith(_PASSED_AGAINST):
@@ -34,8 +35,18 @@ def is_marked(report: Any) -> bool:
 
 
 def say(report: pytest.TestReport) -> str:
+    """Say in words what a rank has made of a phase."""
     if report.skipped and isinstance(report.longrepr, tuple):
         return f"skipped ({report.longrepr[2].removeprefix('Skipped: ')})"
     if report.failed and report.ranks_facts[1]:
         return "lost a peer"
     return kind(report)
+
+
+def add_section(report: Any, title: str, text: str) -> None:
+    """Make a text part of a failure, so that every reporter has it, junitxml too."""
+    add = getattr(report.longrepr, "addsection", None)
+    if add is not None:
+        add(title, text)
+    else:
+        report.sections.append((title, text))

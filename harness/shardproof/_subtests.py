@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardproof._conversation import Ending
-from shardproof._outcomes import is_marked, revived, say
+from shardproof._outcomes import add_section, is_marked, revived, say
 from shardproof._report import fold_alike
 
 
@@ -25,8 +25,7 @@ def add_failures(report: Any, failed: list[Any]) -> None:
             crash = report.longrepr.reprcrash
             crash.message = f"{first.head_line}: {crash.message}"
     for other in failed:
-        if hasattr(report.longrepr, "addsection"):
-            report.longrepr.addsection(f"also failed: {other.head_line}", str(other.longrepr))
+        add_section(report, f"also failed: {other.head_line}", str(other.longrepr))
 
 
 class Subtests:

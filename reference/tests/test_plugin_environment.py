@@ -131,7 +131,7 @@ def _plain(value: object) -> object:
     kind = type(value).__name__
     if kind.endswith("OffloadPolicy"):
         return kind == "CPUOffloadPolicy"
-    return getattr(value, "name", value).lstrip("_") if hasattr(value, "name") else value
+    return value.name.lstrip("_") if hasattr(value, "name") else value
 
 
 @pytest.mark.parametrize(("environment", "setting", "held"), _cases(READ + OURS_ALONE))

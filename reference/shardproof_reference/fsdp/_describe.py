@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FlatParameter, FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,9 +133,6 @@ def _of_group(group: Any) -> dict[str, Any] | None:
 
 def _whole(model: nn.Module) -> Iterator[str]:
     """Yield the parameters that are in no unit."""
-    from torch.distributed.fsdp import FlatParameter
-    from torch.distributed.tensor import DTensor
-
     if not any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
         for name, parameter in model.named_parameters():
             if not isinstance(parameter, DTensor):

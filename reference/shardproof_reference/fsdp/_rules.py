@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,19 +23,9 @@ def check(settings: Mapping[str, Any]) -> None:
         PluginError: Naming both, what they hold and what to do.
     """
     for pair, reason, applies in _RULES:
-        if applies(_Settings(settings)):
+        if applies(SimpleNamespace(**settings)):
             held = " and ".join(f"{name}={_say(settings[name])}" for name in pair)
             raise PluginError(f"{held} can't work together: {reason}")
-
-
-class _Settings:
-    """The settings as attributes."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
-
-    def __getattr__(self, name: str) -> Any:
-        return self._settings[name]
 
 
 def _say(value: object) -> str:

@@ -62,8 +62,10 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
         inner = _checkpointed(model, inner, bool(plugin.activation_checkpointing_offload))
     placing = Placing(device, device_mesh, bool(plugin.sync_module_states), plugin.param_init_fn)
     placing.refuse_other_models(model)
-    shard = _flat if plugin.fsdp_version == 1 else _fully
-    sharded = shard(plugin, model, device, device_mesh, leave)
+    if plugin.fsdp_version == 1:
+        sharded = _flat(plugin, device, device_mesh, leave)
+    else:
+        sharded = _fully(plugin, model, device, device_mesh, leave)
     names = {module: name for name, module in model.named_modules()}
     done: set[nn.Module] = set()
     with _without_known_warnings():
@@ -141,7 +143,6 @@ def _put_in_place(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 
 def _flat(
     plugin: Any,
-    _: nn.Module,
     device: torch.device,
     mesh: DeviceMesh | None,
     leave: set[nn.Module],
@@ -186,10 +187,11 @@ def _fully(
 
     def shard(module: nn.Module) -> nn.Module:
         # What forward returns is the whole model's affair: between two units it would have to fit.
-        settings["mp_policy"] = policy if module is model else replace(policy, output_dtype=None)
-        # Only now, as placing puts other parameters in the place of those on the meta device.
-        ignored = {parameter for one in leave for parameter in one.parameters()}
-        fully_shard(module, **(settings | ({"ignored_params": ignored} if ignored else {})))
+        own = {"mp_policy": policy if module is model else replace(policy, output_dtype=None)}
+        if leave:
+            # Only now, as placing puts other parameters in the place of those on the meta device.
+            own["ignored_params"] = {parameter for one in leave for parameter in one.parameters()}
+        fully_shard(module, **settings, **own)
         return module
 
     return shard

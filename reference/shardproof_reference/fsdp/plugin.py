@@ -61,7 +61,7 @@ class FullyShardedDataParallelPlugin:
         limit_all_gathers: Whether the CPU waits before too many all-gathers; version 1 only.
         use_orig_params: Whether the optimizer gets the original parameters; version 2 always does.
         param_init_fn: Puts a module whose parameters are on the meta device onto the real one.
-            Default with `sync_module_states`: `to_empty`.
+            Default with `sync_module_states`: empty tensors, which rank 0's values fill.
         sync_module_states: Whether all ranks get rank 0's parameters and buffers.
         forward_prefetch: Whether the next all-gather begins during a forward; version 1 only.
         activation_checkpointing: Whether each unit's activations are computed again in backward.
