@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from shardproof_reference import FullyShardedDataParallelPlugin, PluginError
+from torch.distributed.fsdp import ShardingStrategy
 
 IMPLEMENTATIONS = Path(__file__).resolve().parents[2] / ".venv" / "implementations"
 
@@ -210,9 +211,25 @@ def test_what_the_launcher_writes_by_itself(version: str) -> None:
         ({"FSDP_USE_ORIG_PARAMS": "maybe"}, "FSDP_USE_ORIG_PARAMS: use_orig_params is True or"),
         ({"FSDP_SHARDING_STRATEGIE": "1"}, "no setting is read from the variable FSDP_SHARDING_ST"),
         ({"FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}, "auto_wrap_policy=None and transformer_cls"),
+        ({"FSDP_VERSION": "3"}, "FSDP_VERSION: fsdp_version is 1 or 2, got '3'"),
+        (
+            {"FSDP_RESHARD_AFTER_FORWARD": "some"},
+            "FSDP_RESHARD_AFTER_FORWARD: reshard_after_forward with fsdp_version 1 is one of FULL",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], says: str) -> None:
     with pytest.raises(PluginError) as raised:
         FullyShardedDataParallelPlugin.from_environment(environment)
     assert str(raised.value).startswith(says)
+
+
+def test_strategy_that_accelerate_config_writes_and_the_launcher_overrules_is_told() -> None:
+    written = {**LAUNCHED, "FSDP_RESHARD_AFTER_FORWARD": "shard_grad_op"}
+    with pytest.raises(PluginError) as raised:
+        FullyShardedDataParallelPlugin.from_environment(written)
+    variables = "FSDP_SHARDING_STRATEGY=FULL_SHARD, FSDP_RESHARD_AFTER_FORWARD=shard_grad_op"
+    assert str(raised.value).endswith(f"give one (from {variables})")
+    del written["FSDP_SHARDING_STRATEGY"]
+    plugin = FullyShardedDataParallelPlugin.from_environment(written)
+    assert plugin.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP

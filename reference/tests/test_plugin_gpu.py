@@ -11,7 +11,7 @@ from shardproof_reference import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, FullyShardedDataParallel
 
-from .test_plugin_wrap import BLOCKS, TOKENS, Model, everything, seeded, units
+from ._plugin_models import BLOCKS, TOKENS, Model, everything, seeded, units
 
 pytestmark = pytest.mark.ranks(2, backend="nccl")
 VERSIONS = pytest.mark.parametrize("version", [1, 2])

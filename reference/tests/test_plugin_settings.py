@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import re
 from functools import partial
@@ -75,6 +77,8 @@ GIVEN: list[tuple[str, list[Any], Any, dict[str, Any]]] = [
             start=1,
         )
     ),
+    ("cpu_offload", [None, False, "false"], CPUOffload(offload_params=False), {}),
+    ("state_dict_type", [None], StateDictType.SHARDED_STATE_DICT, {"fsdp_version": 2}),
     ("backward_prefetch", ["NO_PREFETCH", "no_prefetch", None], None, {}),
     (
         "backward_prefetch",
@@ -200,10 +204,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"auto_wrap_policy": 3}, "auto_wrap_policy is a function, got 3"),
     ({"cpu_offload": "maybe"}, "cpu_offload is True or False, got 'maybe'"),
-    ({"cpu_offload": CPUOffloadPolicy()}, "cpu_offload is *CPUOffload with fsdp_version 1, got *"),
+    (
+        {"cpu_offload": CPUOffloadPolicy()},
+        "cpu_offload is *CPUOffload(...) with *1, got *",
+    ),
     (
         {"cpu_offload": CPUOffload(True), "fsdp_version": 2},
-        "cpu_offload is *OffloadPolicy with fsdp_version 2, got *",
+        "cpu_offload is *OffloadPolicy(...) with fsdp_version 2, got *",
     ),
     ({"use_orig_params": 2}, "use_orig_params is True or False, got 2"),
     ({"ignored_modules": "("}, "ignored_modules is modules, or a regular expression *, got '('"),
@@ -251,7 +258,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 PAIRS: list[tuple[dict[str, Any], str, str]] = [
     ({"fsdp_version": 2, "sharding_strategy": 1}, "fsdp_version=2", "sharding_strategy=FULL_SHARD"),
-    ({"reshard_after_forward": True}, "fsdp_version=1", "reshard_after_forward=True"),
+    (
+        {"reshard_after_forward": "NO_SHARD", "sharding_strategy": 1},
+        "reshard_after_forward=NO_SHARD",
+        "sharding_strategy=1",
+    ),
     (
         {"fsdp_version": 2, "backward_prefetch": 1},
         "fsdp_version=2",
@@ -351,6 +362,39 @@ def test_a_config_of_its_own_is_kept_until_the_type_changes() -> None:
     assert plugin.state_dict_config is config
     plugin.set_state_dict_type("FULL_STATE_DICT")
     assert plugin.state_dict_config == DEFAULTS["state_dict_config"]
+
+
+@pytest.mark.parametrize("given", ["shard_grad_op", 2, "2", ShardingStrategy.SHARD_GRAD_OP])
+@pytest.mark.parametrize("beside", [{}, {"sharding_strategy": "SHARD_GRAD_OP"}])
+def test_strategy_under_the_name_that_accelerate_asks_for(
+    given: Any, beside: dict[str, str]
+) -> None:
+    plugin = FullyShardedDataParallelPlugin(reshard_after_forward=given, **beside)
+    assert plugin.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+    assert plugin.reshard_after_forward is None
+    plugin.sharding_strategy = "NO_SHARD"
+    assert plugin.sharding_strategy is ShardingStrategy.NO_SHARD
+
+
+def test_an_assigned_version_reads_all_settings_again() -> None:
+    plugin = FullyShardedDataParallelPlugin(cpu_offload=True, mixed_precision_policy="bf16")
+    plugin.fsdp_version = 2
+    assert isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    assert isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy)
+    assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
+    assert plugin.use_orig_params is True
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, dataclasses.replace])
+def test_copies_are_apart_from_each_other(copied: Any) -> None:
+    plugin = FullyShardedDataParallelPlugin(sharding_strategy="NO_SHARD")
+    other = copied(plugin)
+    other.sharding_strategy = "FULL_SHARD"
+    assert other.sharding_strategy is ShardingStrategy.FULL_SHARD
+    assert plugin.sharding_strategy is ShardingStrategy.NO_SHARD
+    plugin.use_orig_params = True
+    assert plugin.sharding_strategy is ShardingStrategy.NO_SHARD
+    assert other.use_orig_params is False
 
 
 def test_an_assignment_is_checked_and_changes_nothing_if_refused() -> None:

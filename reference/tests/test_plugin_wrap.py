@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ import torch
 from shardproof import World
 from shardproof_reference import FullyShardedDataParallelPlugin, WrapError
 from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FlatParameter,
@@ -24,79 +22,22 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
-WIDTH = 6
-BLOCKS: dict[str, Any] = {
-    "auto_wrap_policy": "transformer_based_wrap",
-    "transformer_cls_names_to_wrap": "Block",
-}
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
-TOKENS = torch.tensor([[1, 2, 3]])
-
-
-class Block(nn.Module):
-    """One unit, with buffers of both kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("scale", torch.rand(3), persistent=False)
-        self.register_buffer("count", torch.tensor(2))
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.seen = x.dtype, self.lin.weight.dtype, self.scale.dtype
-        return torch.tanh(self.lin(x)) * self.count + self.scale.sum()
-
-
-class Model(nn.Module):
-    """Two blocks between an embedding and a head that share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, WIDTH)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.head = nn.Linear(WIDTH, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        out: torch.Tensor = self.head(x)
-        return out
-
-
-class Named(Model):
-    """One that names its blocks itself, as models of transformers do."""
-
-    _no_split_modules = ("Block",)
-
-
-def wrap(
-    model: nn.Module | None = None, mesh: DeviceMesh | None = None, **settings: Any
-) -> nn.Module:
-    plugin = FullyShardedDataParallelPlugin(**{**BLOCKS, **settings})
-    return plugin.wrap(Model() if model is None else model, mesh)
-
-
-def units(model: nn.Module) -> dict[str, dict[str, Any]]:
-    described = FullyShardedDataParallelPlugin.describe(model).as_dict()
-    return {unit["name"]: unit for unit in described["units"]}
-
-
-def loss(model: nn.Module) -> torch.Tensor:
-    result: torch.Tensor = model(TOKENS).float().sum()
-    return result
-
-
-def two_replicas() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-
-
-def blocks(model: nn.Module) -> Iterator[Block]:
-    return (module for module in model.modules() if isinstance(module, Block))
-
+from ._plugin_models import (
+    BLOCKS,
+    TOKENS,
+    VERSIONS,
+    WIDTH,
+    Block,
+    Model,
+    Named,
+    blocks,
+    local,
+    loss,
+    seeded,
+    two_replicas,
+    units,
+    wrap,
+)
 
 # Settings, and the units that have parameters of their own.
 UNITS: list[tuple[dict[str, Any], list[str]]] = [
@@ -139,6 +80,14 @@ def test_class_names_come_from_the_model_or_are_refused(version: int) -> None:
         wrap(transformer_cls_names_to_wrap=None, fsdp_version=version)
     with pytest.raises(WrapError, match=r"has Layer, but the model has no such.* Block, Embedding"):
         wrap(transformer_cls_names_to_wrap="Layer", fsdp_version=version)
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_all_classes_of_a_name_are_wrapped(version: int) -> None:
+    model = Model()
+    model.blocks.append(type("Block", (Block,), {})())  # as from another module
+    assert len(units(wrap(model, fsdp_version=version))) == 4
 
 
 @pytest.mark.ranks(4)
@@ -221,6 +170,76 @@ def test_mixed_precision_of_compute_reduce_and_buffers(version: int) -> None:
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
 
 
+class Normed(nn.Module):
+    """A batch norm, which is unstable in low precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 7)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embed(tokens))
+        self.seen = x.dtype, self.head.weight.dtype
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("classes", [None, [nn.BatchNorm1d, nn.Embedding], []])
+def test_mixed_precision_leaves_classes_alone(classes: list[type[nn.Module]] | None) -> None:
+    policy: dict[str, Any] = {"param_dtype": "bf16", "buffer_dtype": "bf16"}
+    if classes is not None:
+        policy["_module_classes_to_ignore"] = classes
+    plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
+    model = plugin.wrap(Normed())
+    found = units(model)
+    alone = {None: ["norm"], 2: ["embed", "norm"], 0: []}[None if classes is None else len(classes)]
+    assert sorted(found) == ["", *alone]
+    for name, unit in found.items():
+        assert unit["compute_dtype"] == ("float32" if name in alone else "bfloat16")
+    loss(model).backward()
+    norm: Any = next(module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    assert norm.running_mean.dtype == (torch.float32 if alone else torch.bfloat16)
+    inside: Any = model.module
+    assert inside.seen == (torch.bfloat16, torch.bfloat16)
+
+
+# A state-dict type, a name that it has, and what is there.
+SAVED = [
+    ("FULL_STATE_DICT", "embed.weight", torch.Tensor),
+    ("SHARDED_STATE_DICT", "embed.weight", ShardedTensor),
+    ("LOCAL_STATE_DICT", "_flat_param", ShardedTensor),
+]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("kind", "name", "value"), SAVED)
+def test_state_dict_type_and_configs_with_torchs_own_functions(
+    world: World, kind: str, name: str, value: type
+) -> None:
+    plugin = FullyShardedDataParallelPlugin(**BLOCKS, state_dict_type=kind)
+    for config in (plugin.state_dict_config, plugin.optim_state_dict_config):
+        config.offload_to_cpu = False  # type: ignore[union-attr]  # what is on the CPU dies of it
+    model = plugin.wrap(Model())
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss(model).backward()
+    optimizer.step()
+    held: Any = plugin.state_dict_type, plugin.state_dict_config, plugin.optim_state_dict_config
+    with FullyShardedDataParallel.state_dict_type(model, *held):
+        found = model.state_dict()
+        moments = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    if kind == "FULL_STATE_DICT" and world.rank:
+        assert (found, moments) == ({}, {})  # rank0_only
+    else:
+        assert type(found[name]) is value
+        assert type(moments["state"]["embed.weight"]["exp_avg"]) is (
+            torch.Tensor if kind == "FULL_STATE_DICT" else ShardedTensor
+        )
+
+
 @pytest.mark.ranks(2)
 def test_offload_on_cpu(world: World) -> None:
     with pytest.raises(WrapError, match=r"cpu_offload=True with fsdp_version=1 pins.* device cpu"):
@@ -250,140 +269,6 @@ def test_ignored_modules_stay_whole(version: int, by_name: bool) -> None:
     loss(wrapped).backward()
 
 
-@pytest.mark.ranks(1)
-def test_ignored_modules_that_are_not_there() -> None:
-    with pytest.raises(WrapError, match=r"ignored_modules='block' matches no module's name"):
-        wrap(ignored_modules="block")
-    with pytest.raises(WrapError, match="ignored_modules has a Linear that is no module of the"):
-        wrap(ignored_modules=[nn.Linear(1, 1)])
-
-
-def everything(model: nn.Module, version: int) -> list[torch.Tensor]:
-    """Return all parameters, whole, and all buffers."""
-    if version == 1:
-        with FullyShardedDataParallel.summon_full_params(model):
-            found = [p.detach().clone().reshape(-1) for p in model.parameters()]
-    else:
-        found = [
-            (p.full_tensor() if isinstance(p, DTensor) else p).detach().reshape(-1)
-            for p in model.parameters()
-        ]
-    return [*found, *(buffer.reshape(-1).float() for buffer in model.buffers())]
-
-
-def seeded(seed: int) -> Model:
-    torch.manual_seed(seed)
-    return Model()
-
-
-@pytest.mark.ranks(3)
-@VERSIONS
-@pytest.mark.parametrize("ignored", [None, r"blocks\.0"])
-@pytest.mark.parametrize("meta", [False, True])
-def test_synchronized_ranks_hold_what_rank_0_had(
-    world: World, version: int, ignored: str | None, meta: bool
-) -> None:
-    with torch.device("meta" if meta and world.rank else "cpu"):
-        model = seeded(world.rank)
-    wrapped = wrap(
-        model,
-        fsdp_version=version,
-        ignored_modules=ignored,
-        sync_module_states=True,
-        cpu_ram_efficient_loading=meta,
-        use_orig_params=True,
-    )
-    expected = [
-        tensor.reshape(-1).float() for tensor in (*seeded(0).parameters(), *seeded(0).buffers())
-    ]
-    found = everything(wrapped, version)
-    assert len(found) == len(expected)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-    assert torch.equal(loss(wrapped), loss(seeded(0)))
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_without_synchronization_ranks_keep_their_own(world: World, version: int) -> None:
-    wrapped = wrap(seeded(world.rank), fsdp_version=version)
-    scales = world.gather(next(blocks(wrapped)).scale.tolist())
-    assert scales[0] != scales[1]
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_models_that_differ_are_not_synchronized(world: World, version: int) -> None:
-    model = Model()
-    if world.rank:
-        model.blocks[1].lin = nn.Linear(WIDTH, WIDTH, bias=False)
-    with pytest.raises(WrapError, match=r"rank 1 of the group has another model.*1\.lin\.bias"):
-        wrap(model, fsdp_version=version, sync_module_states=True)
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_param_init_fn_makes_what_is_on_the_meta_device(version: int) -> None:
-    made = []
-
-    def make(module: nn.Module) -> None:
-        made.append(type(module).__name__)
-        module.to_empty(device="cpu", recurse=False)
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            nn.init.constant_(tensor, 1)
-
-    with torch.device("meta"):
-        model = Model()
-    model.head.weight = nn.Parameter(torch.ones(7, WIDTH))  # a tie is the function's own affair
-    wrapped = wrap(model, fsdp_version=version, param_init_fn=make)
-    assert sorted(made) == ["Block", "Block", "Embedding", "Linear", "Linear"]
-    assert all(bool((tensor == 1).all()) for tensor in everything(wrapped, version))
-
-
-@pytest.mark.ranks(1)
-@VERSIONS
-def test_meta_device_without_anything_to_fill_it_is_refused(version: int) -> None:
-    with torch.device("meta"):
-        model = Model()
-    with pytest.raises(WrapError, match=r"blocks\.0\.scale is on the meta device; give"):
-        wrap(model, fsdp_version=version)
-
-
-def peak() -> int:
-    """Return the process's peak of resident memory since it was last reset, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
-
-
-UNIT_COUNT, UNIT = 12, 40  # MiB
-
-
-class Wide(nn.Module):
-    """Units of 40 MiB each, which the allocator gives back to the system when they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4096, 2560, bias=False) for _ in range(UNIT_COUNT))
-
-
-@pytest.mark.ranks(2, isolate=True)
-@VERSIONS
-def test_other_ranks_never_hold_the_whole_model(world: World, version: int) -> None:
-    wrap(fsdp_version=version, sync_module_states=True)  # imports what it needs
-    with torch.device("meta" if world.rank else "cpu"):
-        model = Wide()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak()
-    settings = {"transformer_cls_names_to_wrap": "Linear", "cpu_ram_efficient_loading": True}
-    wrapped = wrap(model, fsdp_version=version, sync_module_states=True, **settings)
-    grown = (peak() - before) >> 20
-    whole = sum(unit["elements"] for unit in units(wrapped).values()) * 4 >> 20
-    assert whole == UNIT_COUNT * UNIT
-    if world.rank:  # its shards, and a unit with the copies that torch makes while it shards it
-        assert whole // 2 <= grown <= whole // 2 + 4 * UNIT < whole, f"MiB: {grown}"
-
-
 @pytest.mark.ranks(2)
 @VERSIONS
 def test_activation_checkpointing_wraps_each_unit_once(version: int) -> None:
@@ -400,85 +285,7 @@ def test_activation_checkpointing_wraps_each_unit_once(version: int) -> None:
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
-        assert torch.equal(_local(mine.grad), _local(theirs.grad))
-
-
-@pytest.mark.ranks(1)
-@VERSIONS
-def test_activation_checkpointing_of_nothing_is_refused(version: int) -> None:
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=version,
-        auto_wrap_policy="size_based_wrap",
-        min_num_params=10**6,
-        activation_checkpointing=True,
-    )
-    with pytest.raises(WrapError, match="activation_checkpointing=True would do nothing"):
-        plugin.wrap(Model())
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-@pytest.mark.parametrize("meta", [False, True])
-def test_tied_parameters_stay_one(world: World, version: int, meta: bool) -> None:
-    with torch.device("meta" if meta and world.rank else "cpu"):
-        model = Model()
-    settings: dict[str, Any] = {"use_orig_params": True, "sync_module_states": meta}
-    wrapped = wrap(model, fsdp_version=version, **settings)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    loss(wrapped).backward()
-    optimizer.step()
-    inside: Any = wrapped.module if version == 1 else wrapped
-    if version == 1:
-        with FullyShardedDataParallel.summon_full_params(wrapped):
-            assert inside.head.weight.data_ptr() == inside.embed.weight.data_ptr()
-            assert inside.head.weight.numel() == 7 * WIDTH
-    else:
-        assert inside.head.weight is inside.embed.weight
-    assert len(list(wrapped.parameters())) == 5
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_parameter_of_two_units_is_refused_with_both_names(version: int) -> None:
-    model = Model()
-    model.blocks[1].lin.weight = model.blocks[0].lin.weight
-    words = r"blocks\.0\.lin\.weight and blocks\.1\.lin\.weight are one parameter, but lie in the"
-    with pytest.raises(WrapError, match=words):
-        wrap(model, fsdp_version=version)
-
-
-@pytest.mark.ranks(2)
-def test_meshes_that_do_not_fit_are_refused() -> None:
-    one = init_device_mesh("cpu", (2,))
-    two = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
-    for strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2"):
-        for mesh, found in ((None, "none"), (one, "1-D")):
-            with pytest.raises(WrapError, match=rf"{strategy} needs a 2-D device .* found {found}"):
-                wrap(mesh=mesh, sharding_strategy=strategy)
-    with pytest.raises(WrapError, match="FULL_SHARD needs no 2-D mesh, found 2-D"):
-        wrap(mesh=two)
-    with pytest.raises(WrapError, match="LOCAL_STATE_DICT needs no device_mesh, found 1-D"):
-        wrap(mesh=one, state_dict_type="LOCAL_STATE_DICT")
-    three = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c"))
-    with pytest.raises(WrapError, match=r"device_mesh is 1-D .* found 3-D"):
-        wrap(mesh=three, fsdp_version=2)
-
-
-@pytest.mark.ranks(1)
-@VERSIONS
-def test_sharded_model_is_not_sharded_again(version: int) -> None:
-    model = wrap(fsdp_version=version)
-    with pytest.raises(WrapError, match="the model is sharded already"):
-        wrap(model, fsdp_version=version)
-
-
-def test_wrapping_needs_a_process_group() -> None:
-    with pytest.raises(WrapError, match=r"needs a process group; call .*init_process_group"):
-        wrap()
+        assert torch.equal(local(mine.grad), local(theirs.grad))
 
 
 @pytest.mark.ranks(1)
@@ -488,19 +295,30 @@ def test_a_world_of_one_rank_is_wrapped_without_a_warning(strategy: ShardingStra
 
 
 @pytest.mark.ranks(2)
+@VERSIONS
+def test_description_after_a_forward_is_the_same(version: int) -> None:
+    how: dict[str, Any] = (
+        {"reshard_after_forward": False} if version == 2 else {"sharding_strategy": "SHARD_GRAD_OP"}
+    )
+    model = wrap(fsdp_version=version, **how)
+    before = FullyShardedDataParallelPlugin.describe(model)
+    loss(model)
+    assert FullyShardedDataParallelPlugin.describe(model) == before
+
+
+@pytest.mark.ranks(2)
 def test_description_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    description = FullyShardedDataParallelPlugin.describe(wrap(ignored_modules=r"blocks\.1"))
-    Console(width=160).print(description)
+    model = wrap(ignored_modules=r"blocks\.1", activation_checkpointing=True)
+    Console(width=80).print(FullyShardedDataParallelPlugin.describe(model))
     out = capsys.readouterr().out
-    for words in (
-        "(root)",
-        "blocks.0",
-        "local elements",
-        "whole on every rank: blocks.1.lin.weight",
-    ):
-        assert words in out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    assert ["(root)", "Model", "42", "21", "False"] in rows
+    assert ["blocks.0", "Block", "42", "21", "True"] in rows
+    below = " ".join(out.split())
+    assert "shards 2; dtype float32; compute dtype float32; reduce dtype float32; device" in below
+    assert "whole on every rank: blocks.1.lin.weight, blocks.1.lin.bias" in below
 
 
 def test_policy_function_is_asked_as_torch_asks_it() -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.fsdp import FlatParameter, FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+
+from shardproof_reference.errors import WrapError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_ALWAYS = ("name", "kind", "elements", "local_elements")
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
@@ -60,19 +62,31 @@ class Description:
         return {"units": [asdict(unit) for unit in self.units], "whole": list(self.whole)}
 
     def __rich__(self) -> Table:
+        """Return a table of what differs between units; what is the same in all stands below."""
         from rich.table import Table
 
-        caption = f"whole on every rank: {', '.join(self.whole)}" if self.whole else None
-        table = Table(caption=caption)
-        for name in asdict(self.units[0]) if self.units else ():
-            table.add_column(name.replace("_", " "))
-        for unit in self.units:
-            table.add_row(unit.name or "(root)", *map(str, list(asdict(unit).values())[1:]))
+        rows = self.as_dict()["units"]
+        same = {
+            name: rows[0][name]
+            for name in (rows[0] if len(rows) > 1 else ())
+            if name not in _ALWAYS and all(row[name] == rows[0][name] for row in rows)
+        }
+        said = [f"{_header(name)} {value}" for name, value in same.items()]
+        said += [f"whole on every rank: {', '.join(self.whole)}"] if self.whole else []
+        table = Table(caption="; ".join(said), caption_justify="left")
+        for name in rows[0] if rows else ():
+            if name not in same:
+                table.add_column(_header(name), overflow="fold")
+        for row in rows:
+            row["name"] = row["name"] or "(root)"
+            table.add_row(*(str(value) for name, value in row.items() if name not in same))
         return table
 
 
 def describe(model: nn.Module) -> Description:
-    """Describe a sharded model; not collective."""
+    """Describe a sharded model; see `FullyShardedDataParallelPlugin.describe`."""
+    if not any(isinstance(one, FullyShardedDataParallel | FSDPModule) for one in model.modules()):
+        raise WrapError(f"the {type(model).__name__} is not sharded; describe what wrap returns")
     units = tuple(_units(model))
     return Description(units, tuple(_whole(model)))
 
@@ -133,20 +147,24 @@ def _of_group(group: Any) -> dict[str, Any] | None:
 
 def _whole(model: nn.Module) -> Iterator[str]:
     """Yield the parameters that are in no unit."""
-    if not any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
-        for name, parameter in model.named_parameters():
-            if not isinstance(parameter, DTensor):
-                yield _clean(name)
-        return
-    in_units = {
-        id(parameter)
-        for one in model.modules()
-        if isinstance(one, FullyShardedDataParallel) and one._handle
-        for parameter in one._handle.flat_param._params or ()
-    }
+    in_units = {id(parameter) for module in model.modules() for parameter in _managed(module)}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, FlatParameter) and id(parameter) not in in_units:
             yield _clean(name)
+
+
+def _managed(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a unit, as the model has them just now."""
+    if isinstance(module, FullyShardedDataParallel) and module._handle:
+        yield from module._handle.flat_param._params or ()
+    if isinstance(module, FSDPModule):
+        group = module._get_fsdp_state()._fsdp_param_group
+        for one in group.fsdp_params if group else ():
+            yield getattr(one._module_info.module, one._module_info.param_name)
+
+
+def _header(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _words(dtypes: Any) -> str:

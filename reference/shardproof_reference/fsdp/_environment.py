@@ -26,13 +26,14 @@ _SETTING = {
     "ACTIVATION_CHECKPOINTING_OFFLOAD": "activation_checkpointing_offload",
     "IGNORED_MODULES": "ignored_modules",
 }
-# The launcher writes these whatever the version.
-_OF_VERSION = {
-    "sharding_strategy": 1,
-    "backward_prefetch": 1,
-    "forward_prefetch": 1,
-    "use_orig_params": 1,
-    "reshard_after_forward": 2,
+# In which versions it is read what the launcher writes in both: a variable, or one of its values.
+_VERSIONS: dict[str | tuple[str, str], tuple[int, ...]] = {
+    "sharding_strategy": (1,),
+    "backward_prefetch": (1,),
+    "forward_prefetch": (1,),
+    "use_orig_params": (1,),
+    ("reshard_after_forward", "true"): (2,),
+    ("reshard_after_forward", "false"): (2,),
 }
 
 
@@ -43,19 +44,31 @@ def read(environ: Mapping[str, str]) -> dict[str, str]:
         PluginError: Naming the variable.
     """
     given = {name: text for name, text in environ.items() if name.startswith(_PREFIX)}
-    fsdp_version = version(given.get(_PREFIX + "VERSION", 1))
+    written = given.get(_PREFIX + "VERSION", "1")
+    _try(_PREFIX + "VERSION", "fsdp_version", written, 1)
+    fsdp_version = version(written)
     settings: dict[str, str] = {}
     for name, text in given.items():
         setting = _SETTING.get(name.removeprefix(_PREFIX))
         if setting is None:
             known = ", ".join(_PREFIX + one for one in _SETTING)
             raise PluginError(f"no setting is read from the variable {name}; there are {known}")
-        if _OF_VERSION.get(setting, fsdp_version) == fsdp_version:
+        if fsdp_version in _VERSIONS.get((setting, text.lower()), _VERSIONS.get(setting, (1, 2))):
             _try(name, setting, text, fsdp_version)
             settings[setting] = text
     if settings.get("auto_wrap_policy", "").lower() != SIZE:
         settings.pop("min_num_params", None)  # written whatever the policy
     return settings
+
+
+def named(error: PluginError, environ: Mapping[str, str]) -> PluginError:
+    """Return an error of several settings together with the variables that they come from."""
+    variables = [
+        f"{_PREFIX}{name}={environ[_PREFIX + name]}"
+        for name, setting in _SETTING.items()
+        if setting in str(error) and _PREFIX + name in environ
+    ]
+    return PluginError(f"{error} (from {', '.join(variables)})")
 
 
 def _try(name: str, setting: str, text: str, fsdp_version: int) -> None:

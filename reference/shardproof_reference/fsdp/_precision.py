@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import torch
+from torch import nn
 from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardproof_reference.fsdp._values import dtype, flag, refuse
 
@@ -33,6 +36,48 @@ def read(value: object, version: int) -> Policy | None:
         return _KIND[version](**_arguments(value, version))
     chosen = dtype(_FIELD, value)
     return _KIND[version](**dict.fromkeys(_ALL[version], chosen))
+
+
+def apart(policy: Policy | None, model: nn.Module) -> set[nn.Module]:
+    """Return the modules that a policy of FSDP1 leaves alone: batch norms, if it says nothing.
+
+    torch does so only while it looks for the units itself.
+    """
+    if not isinstance(policy, MixedPrecision):
+        return set()
+    classes = tuple(policy._module_classes_to_ignore)
+    return {module for module in model.modules() if isinstance(module, classes)}
+
+
+def compute_apart(module: nn.Module, others: torch.dtype | None) -> None:
+    """Let a module compute in its own dtype, and return what the others go on with.
+
+    Args:
+        module: The module.
+        others: What they compute in; a module that is given floating-point tensors returns theirs.
+    """
+    own = (*module.parameters(), *module.buffers())
+    dtype = next((one.dtype for one in own if one.is_floating_point()), torch.float32)
+    given: list[torch.dtype] = []
+
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        given[:] = [one.dtype for one in tree_leaves((args, kwargs)) if _is_floating(one)][:1]
+        return _cast(args, dtype), _cast(kwargs, dtype)
+
+    def leave(_: nn.Module, __: Any, result: Any) -> Any:
+        dtype = given[0] if given else others
+        return result if dtype is None else _cast(result, dtype)
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave)
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda one: one.to(dtype) if _is_floating(one) else one, values)
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _arguments(value: dict[str, Any], version: int) -> dict[str, Any]:

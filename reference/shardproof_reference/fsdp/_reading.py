@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,8 @@ _POLICIES = {TRANSFORMER: transformer_auto_wrap_policy, SIZE: size_based_auto_wr
 
 def version(value: object) -> int:
     """Read `fsdp_version`, on which the reading of the others depends."""
+    if value is None:
+        return 1
     found = count("fsdp_version", value, 1)
     if found > 2:
         raise refuse("fsdp_version", value, "1 or 2")
@@ -45,9 +47,32 @@ def _strategy(value: Any, version: int) -> ShardingStrategy | None:
     return member("sharding_strategy", value, ShardingStrategy, _STRATEGIES)
 
 
-def _reshard(value: Any, version: int) -> bool | int | None:
+def strategy_of_either(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of version 1 in which `reshard_after_forward` is no sharding strategy.
+
+    Accelerate asks for it under this name, but then takes the other's default.
+
+    Raises:
+        PluginError: Both are given and don't say the same.
+    """
+    given, strategy = settings["reshard_after_forward"], settings["sharding_strategy"]
+    found = _reshard(given, 1)
+    if found is None:
+        return dict(settings)
+    if strategy is not None and _strategy(strategy, 1) is not found:
+        raise PluginError(
+            f"reshard_after_forward={given} and sharding_strategy={strategy} can't work together: "
+            "in version 1 both are the sharding strategy; give one"
+        )
+    return {**settings, "reshard_after_forward": None, "sharding_strategy": found}
+
+
+def _reshard(value: Any, version: int) -> ShardingStrategy | bool | int | None:
     if value is None:
         return None if version == 1 else True
+    if version == 1:
+        field = "reshard_after_forward with fsdp_version 1"
+        return member(field, value, ShardingStrategy, _STRATEGIES)
     if isinstance(value, int | str) and str(value).strip().isdecimal() and int(value) > 1:
         return int(value)
     try:
@@ -78,10 +103,11 @@ def _policy(value: Any, _: int) -> str | Callable[..., Any] | None:
 
 def _offload(value: Any, version: int) -> CPUOffload | OffloadPolicy:
     kind = CPUOffload if version == 1 else OffloadPolicy
+    value = False if value is None else value
     if isinstance(value, kind):
         return value
     if isinstance(value, CPUOffload | OffloadPolicy):
-        allowed = f"True, False or a {kind.__name__} with fsdp_version {version}"
+        allowed = f"True, False or {kind.__name__}(...) with fsdp_version {version}"
         raise refuse("cpu_offload", value, allowed)
     wanted = flag("cpu_offload", value)
     if version == 1:
@@ -122,7 +148,7 @@ READERS: dict[str, Reader] = {
     "auto_wrap_policy": _policy,
     "cpu_offload": _offload,
     "ignored_modules": _ignored,
-    "state_dict_type": lambda value, _: _state_dict.read(value),
+    "state_dict_type": _state_dict.read,
     # These two are read together with their type.
     "state_dict_config": lambda value, _: value,
     "optim_state_dict_config": lambda value, _: value,

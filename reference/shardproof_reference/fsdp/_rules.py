@@ -52,7 +52,6 @@ _RULES: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
         _given,
         "fully_shard has reshard_after_forward, and a 2-D device mesh in place of HYBRID",
     ),
-    _in_version(2, "reshard_after_forward", _given, "version 1 has sharding_strategy"),
     _in_version(1, "backward_prefetch", _given, "fully_shard prefetches by itself; leave it out"),
     _in_version(1, "forward_prefetch", bool, "fully_shard has no such switch; leave it out"),
     _in_version(
@@ -80,13 +79,18 @@ _RULES: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
     ),
     (
         ("auto_wrap_policy", "transformer_cls_names_to_wrap"),
-        f"class names are of {TRANSFORMER}",
+        f"only {TRANSFORMER} reads class names; choose it, or leave them out",
         lambda s: s.transformer_cls_names_to_wrap is not None and s.auto_wrap_policy != TRANSFORMER,
     ),
     (
         ("auto_wrap_policy", "min_num_params"),
-        f"{SIZE} needs a size, and nothing else has one",
-        lambda s: (s.min_num_params is not None) != (s.auto_wrap_policy == SIZE),
+        f"only {SIZE} reads a number of parameters; choose it, or leave the number out",
+        lambda s: s.min_num_params is not None and s.auto_wrap_policy != SIZE,
+    ),
+    (
+        ("auto_wrap_policy", "min_num_params"),
+        f"{SIZE} needs to know from how many parameters on a module is a unit",
+        lambda s: s.min_num_params is None and s.auto_wrap_policy == SIZE,
     ),
     (
         ("fsdp_version", "state_dict_type"),

@@ -33,10 +33,13 @@ _KINDS = {
     StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig, {}),
 }
 _NAMES = {kind.name: kind for kind in StateDictType}
+_DEFAULT = {1: StateDictType.FULL_STATE_DICT, 2: StateDictType.SHARDED_STATE_DICT}
 
 
-def read(value: object) -> StateDictType:
-    """Read a state-dict type."""
+def read(value: object, version: int) -> StateDictType:
+    """Read a state-dict type; None is the version's default."""
+    if value is None:
+        return _DEFAULT[version]
     return member("state_dict_type", value, StateDictType, _NAMES)
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from shardproof_reference.errors import WrapError
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 ParamInitFn = Callable[[nn.Module], None]
 
@@ -25,43 +20,30 @@ class Placing:
 
     Args:
         device: Where tensors go.
-        mesh: The ranks that share the model; None is all.
+        groups: The groups of ranks that share the model: of each dimension of the mesh.
         sync: Whether all get the first rank's values; collective then.
         param_init_fn: Puts a module with tensors on the meta device onto the real one, or None.
+
+    Attributes:
+        fills: Whether this rank gets values for what it has on the meta device.
     """
 
     def __init__(
         self,
         device: torch.device,
-        mesh: DeviceMesh | None,
+        groups: Sequence[dist.ProcessGroup | None],
         sync: bool,
         param_init_fn: ParamInitFn | None,
     ) -> None:
         self._device = device
-        self._groups = [None] if mesh is None else mesh.get_all_groups()
+        self._groups = groups
         self._sync = sync
+        first = all(dist.get_rank(group) == 0 for group in groups)
+        self.fills = sync and not first
         self._param_init_fn = param_init_fn
         self._made: dict[torch.Tensor, nn.Parameter] = {}
         self._buffers: dict[torch.Tensor, torch.Tensor] = {}
         self._synced: set[torch.Tensor] = set()
-
-    def refuse_other_models(self, model: nn.Module) -> None:
-        """Refuse to synchronize models that don't have the same tensors; collective with `sync`.
-
-        Raises:
-            WrapError: Naming the first difference, on every rank of the group.
-        """
-        mine = _described(model)
-        for group in self._groups if self._sync else ():
-            every: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(every, mine, group=group)
-            for rank, theirs in enumerate(every):
-                pairs = zip_longest(every[0], theirs)
-                if different := next((pair for pair in pairs if pair[0] != pair[1]), None):
-                    raise WrapError(
-                        f"rank {rank} of the group has another model than its first rank: "
-                        f"{different[1]} in place of {different[0]}"
-                    )
 
     def place(self, name: str, unit: nn.Module, apart: set[nn.Module]) -> None:
         """Place what a unit holds, without what lies in other units; collective with `sync`.
@@ -72,11 +54,11 @@ class Placing:
             apart: The units that are done.
 
         Raises:
-            WrapError: A tensor is on the meta device and nothing gives it a value.
+            WrapError: `param_init_fn` has not done what it is for.
         """
         for place, module in _own_modules(unit, name, apart):
             if self._param_init_fn is not None and any(t.is_meta for t in _tensors(module)):
-                self._param_init_fn(module)
+                self._initialize(self._param_init_fn, place, module, apart)
             self._move(place, module)
         if self._sync:
             for _, module in _own_modules(unit, name, apart):
@@ -85,6 +67,25 @@ class Placing:
         # No parameter lies in two units, and what is kept here would stay whole.
         self._made.clear()
         self._synced.clear()
+
+    def _initialize(
+        self, function: ParamInitFn, name: str, module: nn.Module, apart: set[nn.Module]
+    ) -> None:
+        """Let a function fill a module; what was one parameter before stays one."""
+        before = {key: one for key, one in module._parameters.items() if one is not None}
+        meta = {key for key, one in before.items() if one.is_meta}
+        done = [one for one in module.modules() if one in apart]
+        others = _marks(done)
+        function(module)
+        if others != _marks(done):
+            raise WrapError(
+                f"param_init_fn has changed units in {name.lstrip('.') or 'root'}; it is "
+                "called for each module by itself, and has to leave its children alone"
+            )
+        for key in meta:
+            made = module._parameters[key]
+            if made is not None and not made.is_meta:
+                module._parameters[key] = self._made.setdefault(before[key], made)
 
     def _move(self, name: str, module: nn.Module) -> None:
         """Put what a module itself holds onto the device; what is one tensor stays one."""
@@ -97,6 +98,7 @@ class Placing:
             if parameter not in self._made:
                 empty = self._empty(f"{name}.{key}", parameter)
                 self._made[parameter] = nn.Parameter(empty, parameter.requires_grad)
+                vars(self._made[parameter]).update(vars(parameter))
             module._parameters[key] = self._made[parameter]
         for key, buffer in module._buffers.items():
             if buffer is None:
@@ -104,16 +106,18 @@ class Placing:
             if buffer not in self._buffers:
                 is_meta = buffer.is_meta
                 self._buffers[buffer] = (
-                    self._empty(f"{name}.{key}", buffer) if is_meta else buffer.to(self._device)
+                    self._empty(f"{name}.{key}", buffer) if is_meta else self._moved(buffer)
                 )
             module._buffers[key] = self._buffers[buffer]
 
+    def _moved(self, buffer: torch.Tensor) -> torch.Tensor:
+        if self._sync and 0 in buffer.stride():  # an expanded one can't be written to
+            buffer = buffer.contiguous()
+        return buffer.to(self._device)
+
     def _empty(self, name: str, meta: torch.Tensor) -> torch.Tensor:
-        if not self._sync:
-            raise WrapError(
-                f"{name.lstrip('.')} is on the meta device; give param_init_fn to make it, or "
-                "sync_module_states to have it from rank 0"
-            )
+        if not self.fills:
+            raise WrapError(f"param_init_fn has left {name.lstrip('.')} on the meta device")
         return torch.empty_like(meta, device=self._device, requires_grad=False)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
@@ -127,11 +131,6 @@ class Placing:
         data.copy_(flat.view(data.dtype).reshape(data.shape))
 
 
-def _described(model: nn.Module) -> list[tuple[str, tuple[int, ...], str]]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
-
-
 def _own_modules(
     module: nn.Module, name: str, apart: set[nn.Module]
 ) -> Iterator[tuple[str, nn.Module]]:
@@ -139,6 +138,16 @@ def _own_modules(
     for key, child in module._modules.items():
         if child is not None and child not in apart:
             yield from _own_modules(child, f"{name}.{key}", apart)
+
+
+def _marks(modules: Iterable[nn.Module]) -> list[tuple[int, int, int]]:
+    """Return what changes with the parameters of some modules, or with their values."""
+    parameters = [one for module in modules for one in module.parameters()]
+    local = [getattr(one, "_local_tensor", one) for one in parameters]
+    return [
+        (id(one), shard.data_ptr(), shard._version)
+        for one, shard in zip(parameters, local, strict=True)
+    ]
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -37,6 +37,18 @@ def policy(
     return chosen
 
 
+def also(chosen: Collection[nn.Module], decide: Policy | None) -> Policy | None:
+    """Return a policy that makes units of some modules, too."""
+    if not chosen:
+        return decide
+
+    def both(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        theirs = {"module": module, "recurse": recurse, "nonwrapped_numel": nonwrapped_numel}
+        return recurse or module in chosen or (decide is not None and decide(**theirs))
+
+    return both
+
+
 def _classes(model: nn.Module, class_names: Iterable[str] | None) -> set[type[nn.Module]]:
     names = class_names or getattr(model, "_no_split_modules", None)
     if not names:
@@ -44,14 +56,16 @@ def _classes(model: nn.Module, class_names: Iterable[str] | None) -> set[type[nn
             f"{TRANSFORMER} needs transformer_cls_names_to_wrap, as {type(model).__name__} names "
             "no classes in _no_split_modules"
         )
-    found = {type(module).__name__: type(module) for module in model.modules()}
+    found: dict[str, set[type[nn.Module]]] = {}
+    for module in model.modules():
+        found.setdefault(type(module).__name__, set()).add(type(module))
     missing = [name for name in names if name not in found]
     if missing:
         raise WrapError(
             f"transformer_cls_names_to_wrap has {missing[0]}, but the model has no such module; "
             f"it has {', '.join(sorted(found))}"
         )
-    return {found[name] for name in names}
+    return set().union(*(found[name] for name in names))
 
 
 def ignored(model: nn.Module, chosen: str | Iterable[nn.Module] | None) -> set[nn.Module]:
@@ -109,32 +123,30 @@ def units(model: nn.Module, decide: Policy | None, leave: Collection[nn.Module])
     return list(dict.fromkeys(found))
 
 
-def refuse_ties_across(model: nn.Module, inner: Collection[nn.Module]) -> None:
-    """Refuse a parameter that would lie in two units; each unit would train its own copy.
+class Placed(NamedTuple):
+    """A parameter under one of its names, and the unit that it lies in."""
 
-    Raises:
-        WrapError: Naming both places.
+    name: str
+    parameter: nn.Parameter
+    unit: nn.Module
+
+
+def placed(
+    module: nn.Module, inner: Collection[nn.Module], unit: nn.Module, name: str = ""
+) -> Iterator[Placed]:
+    """Yield each parameter that a module holds, under each of its names.
+
+    Args:
+        module: The module.
+        inner: The units, without the model.
+        unit: The unit that the module is in if it is none itself: the model, at first.
+        name: The module's name.
     """
-    seen: dict[int, tuple[str, str, nn.Module]] = {}
-    for name, unit_name, unit, parameter in _placed(model, "", "", model, set(inner)):
-        first, first_unit_name, first_unit = seen.setdefault(id(parameter), (name, unit_name, unit))
-        if unit is not first_unit:
-            raise WrapError(
-                f"{first} and {name} are one parameter, but lie in the units "
-                f"{first_unit_name or 'root'} and {unit_name or 'root'}; wrap both in one unit"
-            )
-
-
-def _placed(
-    module: nn.Module, name: str, unit_name: str, unit: nn.Module, inner: set[nn.Module]
-) -> Iterator[tuple[str, str, nn.Module, nn.Parameter]]:
-    """Yield each parameter with its name, and with the unit that it lies in and its name."""
-    if module in inner:
-        unit_name, unit = name, module
+    unit = module if module in inner else unit
     prefix = f"{name}." if name else ""
     for own, parameter in module._parameters.items():
         if parameter is not None:
-            yield prefix + own, unit_name, unit, parameter
+            yield Placed(prefix + own, parameter, unit)
     for own, child in module._modules.items():
         if child is not None:
-            yield from _placed(child, prefix + own, unit_name, unit, inner)
+            yield from placed(child, inner, unit, prefix + own)

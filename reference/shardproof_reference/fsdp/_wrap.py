@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +18,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
-    StateDictType,
     fully_shard,
 )
 
 from shardproof_reference.errors import WrapError
-from shardproof_reference.fsdp import _units
-from shardproof_reference.fsdp._reading import HYBRID
+from shardproof_reference.fsdp import _agreement, _checks, _precision, _ties, _units
 from shardproof_reference.fsdp._tensors import Placing
 
 if TYPE_CHECKING:
@@ -43,92 +40,90 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
         device_mesh: The mesh, or None.
     """
     device = _device(device_mesh)
-    _refuse(plugin, model, device_mesh, device)
-    leave = _units.ignored(model, plugin.ignored_modules)
-    decide = _units.policy(
-        model,
-        plugin.auto_wrap_policy,
-        plugin.transformer_cls_names_to_wrap,
-        plugin.min_num_params,
-    )
-    inner = _units.units(model, decide, leave)
-    _units.refuse_ties_across(model, inner)
+    groups = [None] if device_mesh is None else device_mesh.get_all_groups()
+    placing = Placing(device, groups, bool(plugin.sync_module_states), plugin.param_init_fn)
+    try:
+        plan = _plan(plugin, model, device_mesh, device)
+        _checks.refuse_meta(plugin, model, placing.fills)
+        facts = list(_agreement.facts(plugin, model, plan.units, plan.ignored))
+    except Exception as error:
+        _agreement.agree(groups, (), error)
+        raise
+    _agreement.agree(groups, facts, None)
+    _ties.tie(model)
+    units = plan.units
+    for module in plan.apart:
+        _precision.compute_apart(module, plugin.mixed_precision_policy.param_dtype)
     if plugin.activation_checkpointing:
-        if not inner:
-            raise WrapError(
-                "activation_checkpointing=True would do nothing: auto_wrap_policy finds no unit in "
-                "the model"
-            )
-        inner = _checkpointed(model, inner, bool(plugin.activation_checkpointing_offload))
-    placing = Placing(device, device_mesh, bool(plugin.sync_module_states), plugin.param_init_fn)
-    placing.refuse_other_models(model)
+        offload = bool(plugin.activation_checkpointing_offload)
+        units = [one if one in plan.apart else _checkpointed(model, one, offload) for one in units]
     if plugin.fsdp_version == 1:
-        sharded = _flat(plugin, device, device_mesh, leave)
+        sharded = _flat(plugin, device, device_mesh, plan)
     else:
-        sharded = _fully(plugin, model, device, device_mesh, leave)
+        sharded = _fully(plugin, model, device, device_mesh, plan.ignored)
     names = {module: name for name, module in model.named_modules()}
     done: set[nn.Module] = set()
     with _without_known_warnings():
-        for unit in inner:
+        for unit in units:
             placing.place(names[unit], unit, done)
             done.add(_put_in_place(model, unit, sharded(unit)))
         placing.place("", model, done)
         return sharded(model)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done with a model.
+
+    Attributes:
+        units: Its units, inner ones first, without the model itself.
+        apart: Modules that mixed precision leaves alone.
+        ignored: Modules that stay whole.
+    """
+
+    units: list[nn.Module]
+    apart: set[nn.Module]
+    ignored: set[nn.Module]
+
+
+def _plan(plugin: Any, model: nn.Module, mesh: DeviceMesh | None, device: torch.device) -> _Plan:
+    """Decide what is to be done, or refuse; the model is not changed."""
+    _checks.refuse_mesh_and_device(plugin, mesh, device)
+    _checks.refuse_model(model)
+    _ties.refuse_overlaps(model)
+    ignored = _units.ignored(model, plugin.ignored_modules)
+    apart = _precision.apart(plugin.mixed_precision_policy, model) - ignored
+    decide = _units.policy(
+        model,
+        plugin.auto_wrap_policy,
+        plugin.transformer_cls_names_to_wrap,
+        plugin.min_num_params,
+    )
+    units = _units.units(model, _units.also(apart, decide), ignored)
+    _checks.refuse_units(plugin, model, units, ignored)
+    if plugin.activation_checkpointing:
+        _checks.refuse_checkpointing(model, [one for one in units if one not in apart])
+    return _Plan(units, apart, ignored)
+
+
 def _device(mesh: DeviceMesh | None) -> torch.device:
     """Return where shards are computed on: this rank's GPU if the group or the mesh is of GPUs."""
     if not dist.is_initialized():
         raise WrapError("wrap needs a process group; call torch.distributed.init_process_group")
+    if mesh is not None and mesh.get_coordinate() is None:
+        raise WrapError(f"rank {dist.get_rank()} is not in the device mesh, and can't wrap with it")
     kind = mesh.device_type if mesh is not None else ""
     if kind == "cuda" or (not kind and "nccl" in dist.get_backend_config().lower()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(kind or "cpu")
 
 
-def _refuse(
-    plugin: Any,
-    model: nn.Module,
-    mesh: DeviceMesh | None,
-    device: torch.device,
-) -> None:
-    """Refuse what only shows with the model, the mesh and the device at hand."""
-    wrapped = [m for m in model.modules() if isinstance(m, FullyShardedDataParallel | FSDPModule)]
-    if wrapped:
-        raise WrapError(f"the model is sharded already: it has a {type(wrapped[0]).__name__}")
-    found = "none" if mesh is None else f"{mesh.ndim}-D"
-    two = mesh is not None and mesh.ndim == 2
-    if plugin.fsdp_version == 1 and (plugin.sharding_strategy in HYBRID) != two:
-        wanted = "no 2-D mesh" if two else "a 2-D device mesh (replicate, shard)"
-        name = plugin.sharding_strategy.name.lstrip("_")
-        raise WrapError(f"sharding_strategy={name} needs {wanted}, found {found}")
-    if mesh is not None and mesh.ndim > 2:
-        raise WrapError(f"device_mesh is 1-D (shard) or 2-D (replicate, shard), found {found}")
-    if mesh is not None and plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT:
-        raise WrapError(f"state_dict_type=LOCAL_STATE_DICT needs no device_mesh, found {found}")
-    if device.type != "cpu":
-        return
-    if plugin.fsdp_version == 1 and plugin.cpu_offload.offload_params:
-        raise WrapError(
-            "cpu_offload=True with fsdp_version=1 pins memory, which the device cpu has not; "
-            "leave it out, shards on CPU are in CPU memory already"
-        )
-    if plugin.activation_checkpointing_offload:
-        raise WrapError(
-            "activation_checkpointing_offload=True pins memory, which the device cpu has not; "
-            "leave it out"
-        )
-
-
-def _checkpointed(model: nn.Module, units: list[nn.Module], offload: bool) -> list[nn.Module]:
-    """Put a wrapper around each unit, which computes its activations again; return the wrappers."""
-    wrapped = []
-    for unit in units:
-        module: nn.Module = checkpoint_wrapper(unit)
-        if offload:
-            module = offload_wrapper(module)
-        wrapped.append(_put_in_place(model, unit, module))
-    return wrapped
+def _checkpointed(model: nn.Module, unit: nn.Module, offload: bool) -> nn.Module:
+    """Put a wrapper around a unit, which computes its activations again; return it."""
+    wrapped: nn.Module = checkpoint_wrapper(unit)
+    if offload:
+        wrapped = offload_wrapper(wrapped)
+    return _put_in_place(model, unit, wrapped)
 
 
 def _put_in_place(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -145,13 +140,12 @@ def _flat(
     plugin: Any,
     device: torch.device,
     mesh: DeviceMesh | None,
-    leave: set[nn.Module],
+    plan: _Plan,
 ) -> Callable[[nn.Module], nn.Module]:
     """Return what makes a module a unit of FSDP1."""
     settings: dict[str, Any] = {
         "sharding_strategy": plugin.sharding_strategy,
         "backward_prefetch": plugin.backward_prefetch,
-        "mixed_precision": plugin.mixed_precision_policy,
         "cpu_offload": plugin.cpu_offload,
         "limit_all_gathers": plugin.limit_all_gathers,
         "use_orig_params": plugin.use_orig_params,
@@ -161,8 +155,11 @@ def _flat(
     }
 
     def shard(module: nn.Module) -> nn.Module:
-        inside = [one for one in module.modules() if one in leave]
-        return FullyShardedDataParallel(module, ignored_modules=inside or None, **settings)
+        inside = [one for one in module.modules() if one in plan.ignored]
+        policy = None if module in plan.apart else plugin.mixed_precision_policy
+        return FullyShardedDataParallel(
+            module, ignored_modules=inside or None, mixed_precision=policy, **settings
+        )
 
     return shard
 
@@ -172,7 +169,7 @@ def _fully(
     model: nn.Module,
     device: torch.device,
     mesh: DeviceMesh | None,
-    leave: set[nn.Module],
+    ignored: set[nn.Module],
 ) -> Callable[[nn.Module], nn.Module]:
     """Return what applies `fully_shard` to a module."""
     offload: Any = plugin.cpu_offload
@@ -188,10 +185,13 @@ def _fully(
     def shard(module: nn.Module) -> nn.Module:
         # What forward returns is the whole model's affair: between two units it would have to fit.
         own = {"mp_policy": policy if module is model else replace(policy, output_dtype=None)}
-        if leave:
+        if ignored:
             # Only now, as placing puts other parameters in the place of those on the meta device.
-            own["ignored_params"] = {parameter for one in leave for parameter in one.parameters()}
+            own["ignored_params"] = {parameter for one in ignored for parameter in one.parameters()}
+        attributes = {name: vars(parameter) for name, parameter in module.named_parameters()}
         fully_shard(module, **settings, **own)
+        for name, parameter in module.named_parameters():
+            vars(parameter).update(attributes[name])  # optimizers group by such as `no_decay`
         return module
 
     return shard

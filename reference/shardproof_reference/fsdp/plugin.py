@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+def _known(name: str) -> None:
+    """Refuse the name of a setting that there isn't."""
+    if name not in READERS:
+        close = get_close_matches(name, READERS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(READERS)}"
+        raise PluginError(f"there is no setting {name!r}; {hint}")
+
+
 @dataclass(eq=False)
 class FullyShardedDataParallelPlugin:
     """Settings of FSDP1 (`FullyShardedDataParallel`) or FSDP2 (`fully_shard`).
@@ -47,7 +55,8 @@ class FullyShardedDataParallelPlugin:
         fsdp_version: 1, or 2 for `fully_shard`.
         sharding_strategy: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2;
             version 1 only.
-        reshard_after_forward: Version 2 only: True, False, or to how many ranks; default True.
+        reshard_after_forward: In version 2 True, False, or to how many ranks; default True. In
+            version 1 another name of `sharding_strategy`, as in Accelerate.
         backward_prefetch: NO_PREFETCH (None), BACKWARD_PRE or BACKWARD_POST; version 1 only.
         mixed_precision_policy: None, fp32, fp16, bf16, a dict of dtypes, or the version's policy.
         auto_wrap_policy: `transformer_based_wrap`, `size_based_wrap`, `no_wrap` (None), or a
@@ -55,13 +64,15 @@ class FullyShardedDataParallelPlugin:
         cpu_offload: Whether shards live in CPU memory, or the version's object.
         ignored_modules: Modules that stay whole on every rank, or a regular expression that their
             names match in full.
-        state_dict_type: FULL_STATE_DICT, SHARDED_STATE_DICT, or, in version 1, LOCAL_STATE_DICT.
+        state_dict_type: FULL_STATE_DICT (default of version 1), SHARDED_STATE_DICT (of 2), or
+            LOCAL_STATE_DICT, which only version 1 has.
         state_dict_config: Of that type; decided by it where it is None.
         optim_state_dict_config: The same for the optimizer.
         limit_all_gathers: Whether the CPU waits before too many all-gathers; version 1 only.
         use_orig_params: Whether the optimizer gets the original parameters; version 2 always does.
-        param_init_fn: Puts a module whose parameters are on the meta device onto the real one.
-            Default with `sync_module_states`: empty tensors, which rank 0's values fill.
+        param_init_fn: Puts what a module itself holds on the meta device onto the real one, without
+            its children. Default with `sync_module_states`: empty tensors, which rank 0's values
+            fill.
         sync_module_states: Whether all ranks get rank 0's parameters and buffers.
         forward_prefetch: Whether the next all-gather begins during a forward; version 1 only.
         activation_checkpointing: Whether each unit's activations are computed again in backward.
@@ -86,7 +97,7 @@ class FullyShardedDataParallelPlugin:
     auto_wrap_policy: str | Callable[..., Any] | None = None
     cpu_offload: str | bool | CPUOffload | OffloadPolicy | CPUOffloadPolicy = False
     ignored_modules: str | Iterable[nn.Module] | None = None
-    state_dict_type: str | int | StateDictType = StateDictType.FULL_STATE_DICT
+    state_dict_type: str | int | StateDictType | None = None
     state_dict_config: StateDictConfig | None = None
     optim_state_dict_config: OptimStateDictConfig | None = None
     limit_all_gathers: str | bool = True
@@ -102,11 +113,8 @@ class FullyShardedDataParallelPlugin:
 
     def __new__(cls, *args: object, **settings: object) -> FullyShardedDataParallelPlugin:
         """Refuse a setting that there isn't, before any is read."""
-        unknown = [name for name in settings if name not in READERS]
-        if unknown:
-            close = get_close_matches(unknown[0], READERS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(READERS)}"
-            raise PluginError(f"there is no setting {unknown[0]!r}; {hint}")
+        for name in settings:
+            _known(name)
         return super().__new__(cls)
 
     @classmethod
@@ -122,7 +130,10 @@ class FullyShardedDataParallelPlugin:
             PluginError: A variable that there isn't, or that holds what can't be.
         """
         settings: dict[str, Any] = dict(_environment.read(environ))
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except PluginError as error:
+            raise _environment.named(error, environ) from error
 
     def __post_init__(self) -> None:
         self._settle({name: getattr(self, name) for name in READERS})
@@ -133,14 +144,13 @@ class FullyShardedDataParallelPlugin:
         Raises:
             PluginError: As when the plugin is built; nothing is changed then.
         """
-        if "_settled" not in self.__dict__:
+        if "_given" not in self.__dict__:
             super().__setattr__(name, value)
         elif name == "state_dict_type":
             self.set_state_dict_type(value)  # type: ignore[arg-type]
-        elif name not in READERS:
-            raise PluginError(f"there is no setting {name!r}")
         else:
-            self._settle({**self._settings(), name: value})
+            _known(name)
+            self._settle({**self.__dict__["_given"], name: value})
 
     def set_state_dict_type(self, state_dict_type: str | int | StateDictType) -> None:
         """Change the state-dict type, and both configs with it.
@@ -149,14 +159,17 @@ class FullyShardedDataParallelPlugin:
             PluginError: A type that there isn't, or that can't work with the other settings.
         """
         configs = dict.fromkeys(("state_dict_config", "optim_state_dict_config"))
-        self._settle({**self._settings(), **configs, "state_dict_type": state_dict_type})
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in READERS}
+        self._settle({**self.__dict__["_given"], **configs, "state_dict_type": state_dict_type})
 
     def _settle(self, given: Mapping[str, Any]) -> None:
-        """Read all settings, check them together, and take them over."""
+        """Read all settings, check them together, and take them over.
+
+        What was given is kept: another version would read it in another way.
+        """
+        given = dict(given)
         version = _reading.version(given["fsdp_version"])
+        if version == 1:
+            given = _reading.strategy_of_either(given)
         settings = {name: read(given[name], version) for name, read in READERS.items()}
         configs = _state_dict.configs(
             settings["state_dict_type"],
@@ -171,8 +184,8 @@ class FullyShardedDataParallelPlugin:
                 "sync_module_states is switched on",
                 stacklevel=4,  # where the plugin is built
             )
-            settings["sync_module_states"] = True
-        self.__dict__.update(settings, _settled=True)
+            given["sync_module_states"] = settings["sync_module_states"] = True
+        self.__dict__.update(settings, _given=given)
 
     def wrap(self, model: nn.Module, device_mesh: DeviceMesh | None = None) -> nn.Module:
         """Shard a model: each unit of the policy, and the rest; collective.
@@ -197,5 +210,8 @@ class FullyShardedDataParallelPlugin:
 
         Args:
             model: A model that `wrap` has returned.
+
+        Raises:
+            WrapError: It is not sharded.
         """
         return _describe.describe(model)
