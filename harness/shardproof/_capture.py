@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from typing import Any
@@ -10,12 +11,22 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+# Handlers of modules that were imported under the pytest process's capturing, as torch's is.
+_held: list[tuple[Any, str]] = []
+
 
 def leave_inherited(config: pytest.Config) -> None:
     """In the zygote: undo the capturing that the fork has copied, without printing it again."""
     manager = _manager(config)
     capturing = manager and manager._global_capturing
     if capturing is not None:
+        files = {"stdout": capturing.out, "stderr": capturing.err}
+        handlers: list[Any] = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
+        for handler in handlers:
+            for name, capture in files.items():
+                stream = getattr(handler, "stream", None)
+                if stream is not None and stream is getattr(capture, "tmpfile", None):
+                    _held.append((handler, name))
         capturing.stop_capturing()
         manager._global_capturing = None
 
@@ -51,6 +62,8 @@ def start_own(config: pytest.Config, log_file: int, stack_file: int) -> list[int
     if manager is None:
         return []
     manager.start_global_capturing()
+    for handler, name in _held:
+        handler.stream = getattr(sys, name)
     manager.suspend_global_capture()
     captures = (manager._global_capturing.out, manager._global_capturing.err)
     return [

@@ -124,9 +124,25 @@ def destroy_since(known: set[int]) -> None:
     """Destroy the groups that are not in `known`, the youngest first; not collective on gloo."""
     import torch.distributed as dist
 
-    for key, group in reversed(all_groups().items()):
-        if key not in known and group is not default():
+    gone = [group for key, group in all_groups().items() if key not in known]
+    for group in reversed(gone):
+        if group is not default():
             dist.destroy_process_group(group)
+    if gone:
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Empty DTensor's caches: they hold meshes that equal later ones, of groups that are gone."""
+    redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
+    if redistribute is None:
+        return
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    redistribute._gen_transform_infos.cache_clear()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
 
 def counts() -> dict[str, int]:
@@ -166,6 +182,7 @@ def drop(keep: set[int], store: str) -> None:
             _within_deadline(dist.destroy_process_group)
         else:
             _leave(dist.destroy_process_group)
+    _forget_meshes()
 
 
 def _within_deadline(leave: Callable[[], None]) -> None:

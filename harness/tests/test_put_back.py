@@ -218,3 +218,20 @@ def test_group_that_does_not_form_is_no_hindrance(inner: Inner) -> None:
     session = inner.run(FORMING, timeout=40)
     session.match_failure("test_own_group_does_not_form", "*(rank 0 of 2)*")
     session.result.assert_outcomes(passed=1, failed=1)
+
+
+MESHES = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+@ranks(4)
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_mesh(world, again):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    rows = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)])
+    assert (rows + rows).full_tensor().tolist() == list(range(0, 16, 2))
+"""
+
+
+def test_equal_meshes_of_later_tests_have_their_own_groups(inner: Inner) -> None:
+    inner.run(MESHES).result.assert_outcomes(passed=3)

@@ -334,3 +334,25 @@ def test_dies(world):
     )
     session.match_failure("test_dies", "begin", "[[]* bytes left out; --ranks-log *", "end")
     assert len(session.text) < 8_000_000
+
+
+EARLY = """
+import logging
+
+LOGGER = logging.getLogger("early")
+LOGGER.propagate = False
+LOGGER.addHandler(logging.StreamHandler())
+
+@ranks(2)
+def test_logs():
+    LOGGER.warning("words of a handler made at import")
+    assert False
+"""
+
+
+def test_handler_made_at_import_writes_to_the_ranks_own_stderr(inner: Inner) -> None:
+    session = inner.run(EARLY)
+    session.match_failure(
+        "test_logs", "-* Captured stderr call (ranks 0-1) -*", "words of a handler made at import"
+    )
+    assert "Logging error" not in session.text
