@@ -61,7 +61,7 @@ class Model(nn.Module):
 class Named(Model):
     """One that names its blocks itself, as models of transformers do."""
 
-    _no_split_modules = ("Block",)
+    _no_split_modules = ("Block", "OfAnotherVariant")
 
 
 def wrap(

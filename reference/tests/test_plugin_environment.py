@@ -195,6 +195,12 @@ LAUNCHED = {
 }
 
 
+def test_empty_variables_and_torchs_own_are_not_read() -> None:
+    environment = {"FSDP_IGNORED_MODULES": "", "FSDP_VERSION": " ", "FSDP_USE_UNSAFE_SETATTR": "1"}
+    plugin = FullyShardedDataParallelPlugin.from_environment(environment)
+    assert (plugin.fsdp_version, plugin.ignored_modules) == (1, None)
+
+
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_what_the_launcher_writes_by_itself(version: str) -> None:
     plugin = FullyShardedDataParallelPlugin.from_environment({**LAUNCHED, "FSDP_VERSION": version})

@@ -10,9 +10,9 @@ from shardproof import World
 from shardproof_reference import FullyShardedDataParallelPlugin, WrapError
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
-from ._plugin_models import VERSIONS, WIDTH, Model, two_replicas, units, wrap
+from ._plugin_models import BLOCKS, VERSIONS, Model, loss, wrap
 
 
 @pytest.mark.ranks(1)
@@ -21,17 +21,6 @@ def test_ignored_modules_that_are_not_there() -> None:
         wrap(ignored_modules="block")
     with pytest.raises(WrapError, match="ignored_modules has a Linear that is no module of the"):
         wrap(ignored_modules=[nn.Linear(1, 1)])
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_models_that_differ_are_not_synchronized(world: World, version: int) -> None:
-    model = Model()
-    if world.rank:
-        model.blocks[1].lin = nn.Linear(WIDTH, WIDTH, bias=False)
-    words = r"rank 1 doesn.t wrap what rank 0 does: .* in place of parameter blocks\.1\.lin\.bias"
-    with pytest.raises(WrapError, match=words):
-        wrap(model, fsdp_version=version, sync_module_states=True)
 
 
 @pytest.mark.ranks(1)
@@ -103,57 +92,6 @@ def test_description_of_what_is_not_sharded_is_refused(version: int) -> None:
         FullyShardedDataParallelPlugin.describe(Model())
 
 
-@pytest.mark.ranks(3)
-@VERSIONS
-def test_what_one_rank_refuses_all_do_and_change_nothing(world: World, version: int) -> None:
-    model = Model()
-    before = [*model.modules(), *model.parameters(), *model.buffers()]
-    names = "Layer" if world.rank == 1 else "Block"
-    words = "rank 1: transformer_cls_names_to_wrap has Layer" if world.rank != 1 else "has Layer"
-    with pytest.raises(WrapError, match=words):
-        wrap(model, fsdp_version=version, transformer_cls_names_to_wrap=names)
-    after = [*model.modules(), *model.parameters(), *model.buffers()]
-    assert [id(one) for one in after] == [id(one) for one in before]
-
-
-DISAGREE: list[tuple[dict[str, Any], str]] = [
-    ({"mixed_precision_policy": "bf16"}, "it has mixed_precision_policy=MixedPrecision"),
-    ({"transformer_cls_names_to_wrap": "Block,Model"}, r".*to_wrap=\('Block', 'Model'"),
-    ({"ignored_modules": "head"}, "it has ignored module head in place of parameter embed.weight"),
-    ({"auto_wrap_policy": None, "transformer_cls_names_to_wrap": None}, "it has "),
-]
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-@pytest.mark.parametrize(("settings", "words"), DISAGREE)
-def test_ranks_with_other_settings_are_refused(
-    world: World, version: int, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(WrapError, match=f"rank 1 doesn't wrap what rank 0 does: {words}"):
-        wrap(Model(), fsdp_version=version, **(settings if world.rank else {}))
-
-
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize("odd", range(4))
-def test_all_ranks_of_a_mesh_are_told_of_an_odd_one(world: World, odd: int) -> None:
-    model = Model()
-    if world.rank == odd:
-        model.embed.weight.requires_grad_(False)
-    with pytest.raises(WrapError, match=r"doesn't wrap what rank . does: it has parameter embed"):
-        wrap(model, two_replicas(), fsdp_version=2)
-
-
-@pytest.mark.ranks(2)
-@VERSIONS
-def test_source_on_the_meta_device_is_refused(world: World, version: int) -> None:
-    with torch.device("meta"):
-        model = Model()
-    words = r"embed\.weight is on the meta device; the others are to have it from this rank"
-    with pytest.raises(WrapError, match=words if world.rank == 0 else f"rank 0: {words}"):
-        wrap(model, fsdp_version=version, sync_module_states=True)
-
-
 @pytest.mark.ranks(1)
 @VERSIONS
 def test_function_that_does_not_do_its_work_is_refused(version: int) -> None:
@@ -171,17 +109,6 @@ def test_function_that_changes_units_that_are_done_is_refused(version: int) -> N
     model.own = nn.Parameter(torch.ones(2, device="meta"))
     with pytest.raises(WrapError, match="param_init_fn has changed units in root"):
         wrap(model, fsdp_version=version, param_init_fn=lambda one: one.to_empty(device="cpu"))
-
-
-@pytest.mark.ranks(3)
-@VERSIONS
-def test_mesh_without_this_rank(world: World, version: int) -> None:
-    mesh = DeviceMesh("cpu", [0, 2])
-    if world.rank == 1:
-        with pytest.raises(WrapError, match="rank 1 is not in the device mesh"):
-            wrap(mesh=mesh, fsdp_version=version)
-    else:
-        assert len(units(wrap(mesh=mesh, fsdp_version=version))) == 3
 
 
 @pytest.mark.ranks(1)
@@ -285,3 +212,102 @@ def test_lazy_model_is_refused(version: int) -> None:
     model.head = nn.LazyLinear(3)
     with pytest.raises(WrapError, match=r"head\.weight has no shape yet; run the model once"):
         wrap(model, fsdp_version=version)
+
+
+@pytest.mark.ranks(2)
+@VERSIONS
+def test_buffers_that_share_memory_are_refused_where_they_move(world: World, version: int) -> None:
+    with torch.device("meta" if world.rank else "cpu"):
+        model = Model()
+        model.register_buffer("line", torch.arange(4.0))
+        model.register_buffer("rest", model.line[1:])
+    with pytest.raises(WrapError, match="line and rest share memory, which wrapping would part"):
+        wrap(model, fsdp_version=version, sync_module_states=True)
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_buffers_that_stay_may_share_memory(version: int) -> None:
+    model = Model()
+    model.register_buffer("line", torch.arange(4.0))
+    model.register_buffer("rest", model.line[1:])
+    wrapped: Any = wrap(model, fsdp_version=version, sync_module_states=True)
+    wrapped.line.add_(1)
+    assert wrapped.rest.tolist() == [2, 3, 4]
+
+
+@pytest.mark.ranks(2)
+@VERSIONS
+def test_tie_of_ignored_modules_is_no_hindrance(version: int) -> None:
+    model = Model()
+    model.blocks[0].lin.weight = model.blocks[1].lin.weight
+    wrapped = wrap(model, fsdp_version=version, ignored_modules=r"blocks\.\d\.lin")
+    loss(wrapped).backward()
+    whole = FullyShardedDataParallelPlugin.describe(wrapped).whole
+    assert whole == ("blocks.0.lin.weight", "blocks.0.lin.bias", "blocks.1.lin.bias")
+
+
+ODD: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("list", [nn.Linear(1, 1)], {}, "the model is a list; wrap takes a torch.nn.Module"),
+    (
+        "nothing",
+        nn.Sequential(nn.Linear(1, 1)),
+        {"ignored_modules": ".*"},
+        "leaves nothing to shard",
+    ),
+    (
+        "reshard",
+        None,
+        {"fsdp_version": 2, "reshard_after_forward": 3},
+        "=3 doesn't divide the 2 ra",
+    ),
+    (
+        "never-called",
+        None,
+        {"transformer_cls_names_to_wrap": "ModuleList"},
+        "makes a unit of blocks, a ModuleList, but that is never called",
+    ),
+]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("model", "settings", "words"), [pytest.param(*case[1:], id=case[0]) for case in ODD]
+)
+def test_models_and_settings_that_torch_would_not_name(
+    model: Any, settings: dict[str, Any], words: str
+) -> None:
+    plain = {} if "ignored_modules" in settings or model else BLOCKS
+    plugin = FullyShardedDataParallelPlugin(**{**plain, **settings})
+    with pytest.raises(WrapError, match=words):
+        plugin.wrap(Model() if model is None else model)
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_gradients_are_refused(version: int) -> None:
+    model = Model()
+    loss(model).backward()
+    with pytest.raises(WrapError, match=r"embed\.weight has a gradient, which a shard would lose"):
+        wrap(model, fsdp_version=version)
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_sparse_buffer_is_refused_where_it_is_synchronized(version: int) -> None:
+    model = Model()
+    model.register_buffer("holes", torch.eye(3).to_sparse())
+    with pytest.raises(WrapError, match="holes is sparse, which can't be synchronized"):
+        wrap(model, fsdp_version=version, sync_module_states=True)
+    wrap(model, fsdp_version=version)
+
+
+@pytest.mark.ranks(2)
+def test_meshes_that_torch_would_not_name() -> None:
+    swapped = init_device_mesh("cpu", (1, 2), mesh_dim_names=("shard", "replicate"))
+    with pytest.raises(WrapError, match=r"the first one replicates, so it is \(replicate, shard\)"):
+        wrap(mesh=swapped, fsdp_version=2)
+    with pytest.raises(WrapError, match="needs mesh_dim_names with fsdp_version=2"):
+        wrap(mesh=init_device_mesh("cpu", (1, 2)), fsdp_version=2)
+    with pytest.raises(WrapError, match=r"device_mesh is a DeviceMesh or None, got \(1, 2\)"):
+        wrap(mesh=(1, 2), fsdp_version=2)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ GIVEN: list[tuple[str, list[Any], Any, dict[str, Any]]] = [
             start=1,
         )
     ),
-    ("cpu_offload", [None, False, "false"], CPUOffload(offload_params=False), {}),
+    ("cpu_offload", [None, CPUOffload("no"), False, "false"], CPUOffload(offload_params=False), {}),
     ("state_dict_type", [None], StateDictType.SHARDED_STATE_DICT, {"fsdp_version": 2}),
     ("backward_prefetch", ["NO_PREFETCH", "no_prefetch", None], None, {}),
     (
@@ -203,6 +203,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "auto_wrap_policy is one of transformer_based_wrap, *, got 'wrap'",
     ),
     ({"auto_wrap_policy": 3}, "auto_wrap_policy is a function, got 3"),
+    ({"mixed_precision_policy": MixedPrecision(torch.int8)}, "mixed_precision_policy[*] is a fl*"),
+    ({"mixed_precision_policy": "float8_e4m3fn"}, "mixed_precision_policy is a floating*16 bit*"),
+    (
+        {"mixed_precision_policy": {"_module_classes_to_ignore": "BatchNorm"}},
+        "mixed_precision_policy[*] is a list of classes of modules, got 'BatchNorm'",
+    ),
+    (
+        {"cpu_offload": CPUOffload("some")},
+        "cpu_offload.offload_params is True or False, got 'some'",
+    ),
     ({"cpu_offload": "maybe"}, "cpu_offload is True or False, got 'maybe'"),
     (
         {"cpu_offload": CPUOffloadPolicy()},
@@ -218,11 +228,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_num_params": 0, **SIZE}, "min_num_params is a whole number from 1, got 0"),
     ({"min_num_params": "1e8", **SIZE}, "min_num_params is a whole number *, got '1e8'"),
     ({"transformer_cls_names_to_wrap": [], **TRANSFORMER}, "transformer_cls_names_to_wrap is *"),
-    ({"mixed_precision_policy": "fp8"}, "mixed_precision_policy is a floating-point dtype, *'fp8'"),
+    ({"mixed_precision_policy": "fp8"}, "mixed_precision_policy is a floating-point dtype *, *'fp8'"),
     ({"mixed_precision_policy": torch.int64}, "mixed_precision_policy is *, got torch.int64"),
     (
         {"mixed_precision_policy": {"param_dtype": "int8"}},
-        "mixed_precision_policy['param_dtype'] is a floating-point dtype, *, got 'int8'",
+        "mixed_precision_policy['param_dtype'] is a floating-point dtype *, got 'int8'",
     ),
     (
         {"mixed_precision_policy": {"params": BF16}},
@@ -361,6 +371,9 @@ def test_a_config_of_its_own_is_kept_until_the_type_changes() -> None:
     plugin = FullyShardedDataParallelPlugin(state_dict_config=config)
     assert plugin.state_dict_config is config
     plugin.set_state_dict_type("FULL_STATE_DICT")
+    assert plugin.state_dict_config is config
+    plugin.set_state_dict_type("SHARDED_STATE_DICT")
+    plugin.set_state_dict_type("FULL_STATE_DICT")
     assert plugin.state_dict_config == DEFAULTS["state_dict_config"]
 
 
@@ -374,6 +387,18 @@ def test_strategy_under_the_name_that_accelerate_asks_for(
     assert plugin.reshard_after_forward is None
     plugin.sharding_strategy = "NO_SHARD"
     assert plugin.sharding_strategy is ShardingStrategy.NO_SHARD
+
+
+def test_a_subclass_has_settings_of_its_own() -> None:
+    class Named(FullyShardedDataParallelPlugin):
+        def __init__(self, name: str, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.name = name
+
+    plugin = Named("mine", sharding_strategy="NO_SHARD")
+    plugin.sharding_strategy = "1"
+    plugin.name += "s"
+    assert (plugin.name, plugin.sharding_strategy) == ("mines", ShardingStrategy.FULL_SHARD)
 
 
 def test_an_assigned_version_reads_all_settings_again() -> None:

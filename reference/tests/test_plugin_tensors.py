@@ -152,6 +152,7 @@ def test_odd_buffers_are_synchronized(world: World, version: int) -> None:
         "expanded": torch.ones(1, 3).expand(4, 3),
         "turned": torch.arange(6.0).reshape(2, 3).t(),
         "wave": torch.tensor([1 + 2j]),
+        "turned_back": torch.tensor([1 + 2j]).conj(),
         "low": torch.tensor([1.5], dtype=torch.float16),
     }
     model = Model()

@@ -76,7 +76,7 @@ def test_auto_wrap_policy_makes_the_units(
 @VERSIONS
 def test_class_names_come_from_the_model_or_are_refused(version: int) -> None:
     assert len(units(wrap(Named(), transformer_cls_names_to_wrap=None, fsdp_version=version))) == 3
-    with pytest.raises(WrapError, match="names no classes in _no_split_modules"):
+    with pytest.raises(WrapError, match="names no classes that it has in"):
         wrap(transformer_cls_names_to_wrap=None, fsdp_version=version)
     with pytest.raises(WrapError, match=r"has Layer, but the model has no such.* Block, Embedding"):
         wrap(transformer_cls_names_to_wrap="Layer", fsdp_version=version)
@@ -267,6 +267,13 @@ def test_ignored_modules_stay_whole(version: int, by_name: bool) -> None:
     assert list(described.whole) == names
     assert next(blocks(wrapped)).lin.weight.shape == (WIDTH, WIDTH)
     loss(wrapped).backward()
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+def test_wrappers_evaluate_as_the_model_does(version: int) -> None:
+    wrapped = wrap(Model().eval(), fsdp_version=version, activation_checkpointing=True)
+    assert not any(module.training for module in wrapped.modules())
 
 
 @pytest.mark.ranks(2)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, StateDictType
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def refuse_mesh_and_device(plugin: Any, mesh: DeviceMesh | None, device: torch.device) -> None:
-    """Refuse a mesh or a device that the settings can't work with.
+def refuse_mesh(plugin: Any, mesh: DeviceMesh | None) -> None:
+    """Refuse a mesh that the settings can't work with.
 
     Raises:
         WrapError: Naming the setting, what was found and what is wanted.
@@ -34,8 +35,29 @@ def refuse_mesh_and_device(plugin: Any, mesh: DeviceMesh | None, device: torch.d
         raise WrapError(f"sharding_strategy={name} needs {wanted}, found {found}")
     if mesh is not None and mesh.ndim > 2:
         raise WrapError(f"device_mesh is 1-D (shard) or 2-D (replicate, shard), found {found}")
+    if mesh is not None and two and plugin.fsdp_version == 2 and not mesh.mesh_dim_names:
+        raise WrapError("a 2-D device_mesh needs mesh_dim_names with fsdp_version=2")
+    if mesh is not None and mesh.mesh_dim_names == ("shard", "replicate"):
+        raise WrapError(
+            "device_mesh has the dimensions (shard, replicate); the first one replicates, so it is "
+            "(replicate, shard)"
+        )
+    ranks = dist.get_world_size() if mesh is None else mesh.size(-1)
+    if ranks % (plugin.reshard_after_forward or 1):  # True is 1
+        raise WrapError(
+            f"reshard_after_forward={plugin.reshard_after_forward} doesn't divide the {ranks} "
+            "ranks that a parameter is sharded over"
+        )
     if mesh is not None and plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT:
         raise WrapError(f"state_dict_type=LOCAL_STATE_DICT needs no device_mesh, found {found}")
+
+
+def refuse_device(plugin: Any, device: torch.device) -> None:
+    """Refuse a device that the settings can't work with.
+
+    Raises:
+        WrapError: Naming the setting and the device.
+    """
     if device.type != "cpu":
         return
     if plugin.fsdp_version == 1 and plugin.cpu_offload.offload_params:
@@ -50,18 +72,28 @@ def refuse_mesh_and_device(plugin: Any, mesh: DeviceMesh | None, device: torch.d
         )
 
 
-def refuse_model(model: nn.Module) -> None:
+def refuse_model(model: nn.Module, sync: bool) -> None:
     """Refuse a model that is no plain one.
 
+    Args:
+        model: The model.
+        sync: Whether its tensors are to be broadcast.
+
     Raises:
-        WrapError: It is sharded already, or has no shapes yet.
+        WrapError: It is no module of Python, is sharded already, has no shapes yet, or tensors that
+            can't be broadcast.
     """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise WrapError(f"the model is a {type(model).__name__}; wrap takes a torch.nn.Module")
     wrapped = [m for m in model.modules() if isinstance(m, FullyShardedDataParallel | FSDPModule)]
     if wrapped:
         raise WrapError(f"the model is sharded already: it has a {type(wrapped[0]).__name__}")
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := next((name for name, tensor in tensors if is_lazy(tensor)), None):
         raise WrapError(f"{lazy} has no shape yet; run the model once, or give the shape")
+    sparse = (name for name, tensor in tensors if tensor.layout is not torch.strided)
+    if sync and (name := next(sparse, None)):
+        raise WrapError(f"{name} is sparse, which can't be synchronized; make it dense")
 
 
 def refuse_meta(plugin: Any, model: nn.Module, fills: bool) -> None:
@@ -77,7 +109,7 @@ def refuse_meta(plugin: Any, model: nn.Module, fills: bool) -> None:
     """
     if plugin.param_init_fn is not None or fills:
         return
-    tensors = (*model.named_parameters(), *model.named_buffers())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     if name := next((name for name, tensor in tensors if tensor.is_meta), None):
         do = (
             "the others are to have it from this rank; load it here"
@@ -118,10 +150,11 @@ def refuse_units(
     first: dict[Hashable, Placed] = {}
     for one in placed(model, set(inner), model):
         other = first.setdefault(memory(one.parameter), one)
-        if other.unit is not one.unit:
+        if other.unit is not one.unit and not {other.module, one.module} <= set(ignored):
             raise WrapError(
                 f"{other.name} and {one.name} are one parameter, but lie in the units "
-                f"{names[other.unit]} and {names[one.unit]}; wrap both in one unit"
+                f"{names[other.unit]} and {names[one.unit]}; choose units that have both "
+                "(auto_wrap_policy, transformer_cls_names_to_wrap)"
             )
         if other.parameter.requires_grad != one.parameter.requires_grad:
             raise WrapError(
@@ -133,13 +166,23 @@ def refuse_units(
     for one in first.values():
         if one.parameter not in whole:
             units.setdefault(one.unit, []).append(one)
+    if whole and not units:
+        raise WrapError(f"ignored_modules={plugin.ignored_modules!r} leaves nothing to shard")
+    for unit in inner:
+        if isinstance(unit, nn.ModuleList | nn.ModuleDict):
+            raise WrapError(
+                f"auto_wrap_policy makes a unit of {names[unit]}, a {type(unit).__name__}, but "
+                "that is never called; choose what is in it"
+            )
     for unit, members in units.items():
         _refuse_unit(names[unit], members, plugin.fsdp_version, bool(plugin.use_orig_params))
 
 
 def _refuse_unit(unit: str, members: Iterable[Placed], version: int, original: bool) -> None:
     """Refuse what torch can't shard as one unit; it tells some only at the first forward."""
-    for name, parameter, _ in members:
+    for name, parameter, *_ in members:
+        if parameter.grad is not None:
+            raise WrapError(f"{name} has a gradient, which a shard would lose; zero_grad() first")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise WrapError(
                 f"{name} has hooks, which a shard of it would not call; register them when the "
@@ -157,7 +200,7 @@ def _refuse_unit(unit: str, members: Iterable[Placed], version: int, original: b
                 f"{name} is of {parameter.dtype}, but FSDP1 shards floating-point parameters only; "
                 "ignore its module, or use fsdp_version=2"
             )
-    if version == 1 and not any(parameter.numel() for _, parameter, _ in members):
+    if version == 1 and not any(one.parameter.numel() for one in members):
         raise WrapError(
             f"the unit {unit} has parameters without elements only, which FSDP1 can't shard; "
             "wrap it in one unit with others, or ignore its module"
@@ -171,7 +214,7 @@ def _refuse_unit(unit: str, members: Iterable[Placed], version: int, original: b
 
 def _refuse_mixture(unit: str, members: Iterable[Placed], what: str, do: str) -> None:
     first: dict[object, str] = {}
-    for name, parameter, _ in members:
+    for name, parameter, *_ in members:
         first.setdefault(getattr(parameter, what), name)
     if len(first) > 1:
         (one, name), (other, other_name), *_ = first.items()

@@ -8,6 +8,8 @@ from shardproof_reference.errors import PluginError
 from shardproof_reference.fsdp._reading import READERS, SIZE, version
 
 _PREFIX = "FSDP_"
+# Which torch itself reads.
+_TORCHS = ("USE_FULL_PREC_IN_EVAL", "USE_UNSAFE_SETATTR", "SKIP_WRITEBACK_CHECK")
 _SETTING = {
     "VERSION": "fsdp_version",
     "SHARDING_STRATEGY": "sharding_strategy",
@@ -43,7 +45,11 @@ def read(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         PluginError: Naming the variable.
     """
-    given = {name: text for name, text in environ.items() if name.startswith(_PREFIX)}
+    given = {
+        name: text.strip()
+        for name, text in environ.items()
+        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in _TORCHS and text.strip()
+    }
     written = given.get(_PREFIX + "VERSION", "1")
     _try(_PREFIX + "VERSION", "fsdp_version", written, 1)
     fsdp_version = version(written)

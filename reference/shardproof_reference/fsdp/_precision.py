@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -29,10 +30,11 @@ def read(value: object, version: int) -> Policy | None:
         return None
     if isinstance(value, MixedPrecision | MixedPrecisionPolicy):
         if isinstance(value, _KIND[version]):
-            return value
+            read = _arguments(vars(value), version)
+            return value if read == vars(value) else _KIND[version](**read)
         wanted = _KIND[version].__name__
         raise refuse(_FIELD, type(value).__name__, f"a {wanted} with fsdp_version {version}")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return _KIND[version](**_arguments(value, version))
     chosen = dtype(_FIELD, value)
     return _KIND[version](**dict.fromkeys(_ALL[version], chosen))
@@ -80,7 +82,7 @@ def _is_floating(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _arguments(value: dict[str, Any], version: int) -> dict[str, Any]:
+def _arguments(value: Mapping[str, Any], version: int) -> dict[str, Any]:
     allowed = [field.name for field in fields(_KIND[version])]
     unknown = [name for name in value if name not in allowed]
     if unknown:
@@ -97,5 +99,8 @@ def _arguments(value: dict[str, Any], version: int) -> dict[str, Any]:
 def _other(name: str, value: object) -> object:
     """Read what is no dtype: flags, and classes of modules that torch leaves alone."""
     if name == "_module_classes_to_ignore":
+        classes = tuple(value) if isinstance(value, Iterable) else (None,)
+        if not all(isinstance(one, type) for one in classes):
+            raise refuse(f"{_FIELD}[{name!r}]", value, "a list of classes of modules")
         return value
     return flag(f"{_FIELD}[{name!r}]", value)

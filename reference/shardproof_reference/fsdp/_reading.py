@@ -105,7 +105,8 @@ def _offload(value: Any, version: int) -> CPUOffload | OffloadPolicy:
     kind = CPUOffload if version == 1 else OffloadPolicy
     value = False if value is None else value
     if isinstance(value, kind):
-        return value
+        held = {name: flag(f"cpu_offload.{name}", one) for name, one in vars(value).items()}
+        return value if held == vars(value) else type(value)(**held)
     if isinstance(value, CPUOffload | OffloadPolicy):
         allowed = f"True, False or {kind.__name__}(...) with fsdp_version {version}"
         raise refuse("cpu_offload", value, allowed)

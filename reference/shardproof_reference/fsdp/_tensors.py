@@ -111,8 +111,10 @@ class Placing:
             module._buffers[key] = self._buffers[buffer]
 
     def _moved(self, buffer: torch.Tensor) -> torch.Tensor:
-        if self._sync and 0 in buffer.stride():  # an expanded one can't be written to
-            buffer = buffer.contiguous()
+        if self._sync:
+            buffer = buffer.resolve_conj().resolve_neg()  # what is written has to be real memory,
+            if 0 in buffer.stride():  # and not one element that stands for several
+                buffer = buffer.contiguous()
         return buffer.to(self._device)
 
     def _empty(self, name: str, meta: torch.Tensor) -> torch.Tensor:

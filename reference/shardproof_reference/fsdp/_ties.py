@@ -25,7 +25,7 @@ class _Range(NamedTuple):
 
 def memory(tensor: torch.Tensor) -> Hashable:
     """Return what is equal for two tensors if they show the same elements in the same way."""
-    if not tensor.numel():
+    if not tensor.numel() or tensor.layout is not torch.strided:
         return id(tensor)
     place = _storage(tensor), tensor.storage_offset(), tensor.dtype
     return (*place, tuple(tensor.shape), tensor.stride())
@@ -46,8 +46,14 @@ def tie(model: nn.Module) -> None:
                 module._parameters[name] = first.setdefault(memory(parameter), parameter)
 
 
-def refuse_overlaps(model: nn.Module) -> None:
-    """Refuse a parameter that shares a part of its memory, or all of it with a buffer.
+def refuse_overlaps(model: nn.Module, device: torch.device) -> None:
+    """Refuse tensors that share some memory, which wrapping would part.
+
+    Parameters of all the same memory are made one, and buffers can share it where they stay.
+
+    Args:
+        model: The model.
+        device: Where its tensors go.
 
     Raises:
         WrapError: Naming both.
@@ -56,14 +62,15 @@ def refuse_overlaps(model: nn.Module) -> None:
     buffers = [(name, tensor) for name, tensor in model.named_buffers()]
     stored: dict[int, list[_Range]] = {}
     for name, tensor in (*parameters.values(), *buffers):
-        if tensor.numel():
+        if tensor.numel() and tensor.layout is torch.strided:
             stored.setdefault(_storage(tensor), []).append(_range(name, tensor))
     for ranges in stored.values():
         for one, other in _overlapping(sorted(ranges, key=lambda found: found.start)):
-            if isinstance(one.tensor, nn.Parameter) or isinstance(other.tensor, nn.Parameter):
+            pair = one.tensor, other.tensor
+            if any(isinstance(tensor, nn.Parameter) or tensor.device != device for tensor in pair):
                 raise WrapError(
-                    f"{one.name} and {other.name} share memory, which sharding would part; make "
-                    "them one parameter, or clone one"
+                    f"{one.name} and {other.name} share memory, which wrapping would part; make "
+                    "them one tensor, or clone one"
                 )
 
 

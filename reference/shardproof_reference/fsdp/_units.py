@@ -50,15 +50,17 @@ def also(chosen: Collection[nn.Module], decide: Policy | None) -> Policy | None:
 
 
 def _classes(model: nn.Module, class_names: Iterable[str] | None) -> set[type[nn.Module]]:
-    names = class_names or getattr(model, "_no_split_modules", None)
-    if not names:
-        raise WrapError(
-            f"{TRANSFORMER} needs transformer_cls_names_to_wrap, as {type(model).__name__} names "
-            "no classes in _no_split_modules"
-        )
     found: dict[str, set[type[nn.Module]]] = {}
     for module in model.modules():
         found.setdefault(type(module).__name__, set()).add(type(module))
+    # A model names the classes of all its variants.
+    own = getattr(model, "_no_split_modules", None) or ()
+    names = class_names or [name for name in own if name in found]
+    if not names:
+        raise WrapError(
+            f"{TRANSFORMER} needs transformer_cls_names_to_wrap, as {type(model).__name__} names "
+            "no classes that it has in _no_split_modules"
+        )
     missing = [name for name in names if name not in found]
     if missing:
         raise WrapError(
@@ -124,11 +126,12 @@ def units(model: nn.Module, decide: Policy | None, leave: Collection[nn.Module])
 
 
 class Placed(NamedTuple):
-    """A parameter under one of its names, and the unit that it lies in."""
+    """A parameter under one of its names, with the unit and the module that it lies in."""
 
     name: str
     parameter: nn.Parameter
     unit: nn.Module
+    module: nn.Module
 
 
 def placed(
@@ -146,7 +149,7 @@ def placed(
     prefix = f"{name}." if name else ""
     for own, parameter in module._parameters.items():
         if parameter is not None:
-            yield Placed(prefix + own, parameter, unit)
+            yield Placed(prefix + own, parameter, unit, module)
     for own, child in module._modules.items():
         if child is not None:
             yield from placed(child, inner, unit, prefix + own)

@@ -71,8 +71,8 @@ def dtype(field: str, value: object) -> torch.dtype | None:
     if isinstance(value, str):
         word = value.strip().lower().removeprefix("torch.")
         found = _SHORT.get(word) or getattr(torch, word, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise refuse(field, value, "a floating-point dtype, or one of fp32, fp16, bf16")
+    if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
+        raise refuse(field, value, "a floating-point dtype from 16 bit, or fp32, fp16, bf16")
     return found
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
     offload_wrapper,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullyShardedDataParallel,
@@ -26,9 +26,6 @@ from torch.distributed.fsdp import (
 from shardproof_reference.errors import WrapError
 from shardproof_reference.fsdp import _agreement, _checks, _precision, _ties, _units
 from shardproof_reference.fsdp._tensors import Placing
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Module:
@@ -88,9 +85,10 @@ class _Plan:
 
 def _plan(plugin: Any, model: nn.Module, mesh: DeviceMesh | None, device: torch.device) -> _Plan:
     """Decide what is to be done, or refuse; the model is not changed."""
-    _checks.refuse_mesh_and_device(plugin, mesh, device)
-    _checks.refuse_model(model)
-    _ties.refuse_overlaps(model)
+    _checks.refuse_mesh(plugin, mesh)
+    _checks.refuse_device(plugin, device)
+    _checks.refuse_model(model, bool(plugin.sync_module_states))
+    _ties.refuse_overlaps(model, device)
     ignored = _units.ignored(model, plugin.ignored_modules)
     apart = _precision.apart(plugin.mixed_precision_policy, model) - ignored
     decide = _units.policy(
@@ -110,6 +108,8 @@ def _device(mesh: DeviceMesh | None) -> torch.device:
     """Return where shards are computed on: this rank's GPU if the group or the mesh is of GPUs."""
     if not dist.is_initialized():
         raise WrapError("wrap needs a process group; call torch.distributed.init_process_group")
+    if not isinstance(mesh, DeviceMesh | None):
+        raise WrapError(f"device_mesh is a DeviceMesh or None, got {mesh!r}")
     if mesh is not None and mesh.get_coordinate() is None:
         raise WrapError(f"rank {dist.get_rank()} is not in the device mesh, and can't wrap with it")
     kind = mesh.device_type if mesh is not None else ""
@@ -123,6 +123,10 @@ def _checkpointed(model: nn.Module, unit: nn.Module, offload: bool) -> nn.Module
     wrapped: nn.Module = checkpoint_wrapper(unit)
     if offload:
         wrapped = offload_wrapper(wrapped)
+    for module in wrapped.modules():
+        if module is unit:
+            break
+        module.training = unit.training
     return _put_in_place(model, unit, wrapped)
 
 
@@ -155,11 +159,14 @@ def _flat(
     }
 
     def shard(module: nn.Module) -> nn.Module:
+        training = module.training
         inside = [one for one in module.modules() if one in plan.ignored]
         policy = None if module in plan.apart else plugin.mixed_precision_policy
-        return FullyShardedDataParallel(
+        wrapped = FullyShardedDataParallel(
             module, ignored_modules=inside or None, mixed_precision=policy, **settings
         )
+        wrapped.training = training  # torch's wrappers begin as if they were to be trained
+        return wrapped
 
     return shard
 

@@ -63,7 +63,7 @@ class FullyShardedDataParallelPlugin:
             function of `module`, `recurse` and `nonwrapped_numel`.
         cpu_offload: Whether shards live in CPU memory, or the version's object.
         ignored_modules: Modules that stay whole on every rank, or a regular expression that their
-            names match in full.
+            names match in full. Their gradients are each rank's own.
         state_dict_type: FULL_STATE_DICT (default of version 1), SHARDED_STATE_DICT (of 2), or
             LOCAL_STATE_DICT, which only version 1 has.
         state_dict_config: Of that type; decided by it where it is None.
@@ -113,8 +113,9 @@ class FullyShardedDataParallelPlugin:
 
     def __new__(cls, *args: object, **settings: object) -> FullyShardedDataParallelPlugin:
         """Refuse a setting that there isn't, before any is read."""
-        for name in settings:
-            _known(name)
+        if cls.__init__ is FullyShardedDataParallelPlugin.__init__:
+            for name in settings:
+                _known(name)
         return super().__new__(cls)
 
     @classmethod
@@ -144,7 +145,8 @@ class FullyShardedDataParallelPlugin:
         Raises:
             PluginError: As when the plugin is built; nothing is changed then.
         """
-        if "_given" not in self.__dict__:
+        own = type(self) is not FullyShardedDataParallelPlugin and name not in READERS
+        if own or "_given" not in self.__dict__:
             super().__setattr__(name, value)
         elif name == "state_dict_type":
             self.set_state_dict_type(value)  # type: ignore[arg-type]
@@ -153,13 +155,15 @@ class FullyShardedDataParallelPlugin:
             self._settle({**self.__dict__["_given"], name: value})
 
     def set_state_dict_type(self, state_dict_type: str | int | StateDictType) -> None:
-        """Change the state-dict type, and both configs with it.
+        """Change the state-dict type, and both configs with it; the same type keeps its configs.
 
         Raises:
             PluginError: A type that there isn't, or that can't work with the other settings.
         """
-        configs = dict.fromkeys(("state_dict_config", "optim_state_dict_config"))
-        self._settle({**self.__dict__["_given"], **configs, "state_dict_type": state_dict_type})
+        given = {**self.__dict__["_given"], "state_dict_type": state_dict_type}
+        if _state_dict.read(state_dict_type, self.fsdp_version) is not self.state_dict_type:
+            given.update(state_dict_config=None, optim_state_dict_config=None)
+        self._settle(given)
 
     def _settle(self, given: Mapping[str, Any]) -> None:
         """Read all settings, check them together, and take them over.
