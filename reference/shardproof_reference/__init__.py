@@ -10,8 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardproof_reference.checkpointing.app_state import AppState
+    from shardproof_reference.checkpointing.execution import (
+        CheckpointSaving,
+        CheckpointSavingExecutionABC,
+    )
+    from shardproof_reference.checkpointing.fsdp.fsdp_checkpoint_loading import (
+        DCPCheckpointLoading,
+        FSDP1CheckpointLoading,
+    )
+    from shardproof_reference.checkpointing.fsdp.fsdp_checkpoint_saving import (
+        CheckpointingEntityType,
+        DCPCheckpointSaving,
+        FSDP1CheckpointSaving,
+    )
+    from shardproof_reference.checkpointing.fsdp.mixed_precision import MixedPrecisionSettings
+    from shardproof_reference.checkpointing.interfaces import (
+        DistributedCheckpointLoadingIF,
+        FSDP1CheckpointLoadingIF,
+    )
     from shardproof_reference.checkpointing.loading import load_checkpoint
+    from shardproof_reference.checkpointing.progress import (
+        CheckpointingInstruction,
+        TrainingProgress,
+    )
     from shardproof_reference.checkpointing.saving import save_checkpoint
+    from shardproof_reference.checkpointing.strategies import (
+        CheckpointSavingStrategyIF,
+        SaveEveryKStepsCheckpointingStrategy,
+        SaveKMostRecentCheckpointsStrategy,
+    )
     from shardproof_reference.errors import (
         CheckpointError,
         LoadError,
@@ -22,22 +50,54 @@ if TYPE_CHECKING:
     from shardproof_reference.fsdp.plugin import FullyShardedDataParallelPlugin
 
 __all__ = [
+    "AppState",
     "CheckpointError",
+    "CheckpointSaving",
+    "CheckpointSavingExecutionABC",
+    "CheckpointSavingStrategyIF",
+    "CheckpointingEntityType",
+    "CheckpointingInstruction",
+    "DCPCheckpointLoading",
+    "DCPCheckpointSaving",
+    "DistributedCheckpointLoadingIF",
+    "FSDP1CheckpointLoading",
+    "FSDP1CheckpointLoadingIF",
+    "FSDP1CheckpointSaving",
     "FullyShardedDataParallelPlugin",
     "LoadError",
+    "MixedPrecisionSettings",
     "PluginError",
     "SaveError",
+    "SaveEveryKStepsCheckpointingStrategy",
+    "SaveKMostRecentCheckpointsStrategy",
+    "TrainingProgress",
     "WrapError",
     "load_checkpoint",
     "save_checkpoint",
 ]
 
 _HOME = {
+    "AppState": "checkpointing.app_state",
     "CheckpointError": "errors",
+    "CheckpointSaving": "checkpointing.execution",
+    "CheckpointSavingExecutionABC": "checkpointing.execution",
+    "CheckpointSavingStrategyIF": "checkpointing.strategies",
+    "CheckpointingEntityType": "checkpointing.fsdp.fsdp_checkpoint_saving",
+    "CheckpointingInstruction": "checkpointing.progress",
+    "DCPCheckpointLoading": "checkpointing.fsdp.fsdp_checkpoint_loading",
+    "DCPCheckpointSaving": "checkpointing.fsdp.fsdp_checkpoint_saving",
+    "DistributedCheckpointLoadingIF": "checkpointing.interfaces",
+    "FSDP1CheckpointLoading": "checkpointing.fsdp.fsdp_checkpoint_loading",
+    "FSDP1CheckpointLoadingIF": "checkpointing.interfaces",
+    "FSDP1CheckpointSaving": "checkpointing.fsdp.fsdp_checkpoint_saving",
     "FullyShardedDataParallelPlugin": "fsdp.plugin",
     "LoadError": "errors",
+    "MixedPrecisionSettings": "checkpointing.fsdp.mixed_precision",
     "PluginError": "errors",
     "SaveError": "errors",
+    "SaveEveryKStepsCheckpointingStrategy": "checkpointing.strategies",
+    "SaveKMostRecentCheckpointsStrategy": "checkpointing.strategies",
+    "TrainingProgress": "checkpointing.progress",
     "WrapError": "errors",
     "load_checkpoint": "checkpointing.loading",
     "save_checkpoint": "checkpointing.saving",

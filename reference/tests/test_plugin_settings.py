@@ -228,7 +228,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_num_params": 0, **SIZE}, "min_num_params is a whole number from 1, got 0"),
     ({"min_num_params": "1e8", **SIZE}, "min_num_params is a whole number *, got '1e8'"),
     ({"transformer_cls_names_to_wrap": [], **TRANSFORMER}, "transformer_cls_names_to_wrap is *"),
-    ({"mixed_precision_policy": "fp8"}, "mixed_precision_policy is a floating-point dtype *, *'fp8'"),
+    (
+        {"mixed_precision_policy": "fp8"},
+        "mixed_precision_policy is a floating-point dtype *, *'fp8'",
+    ),
     ({"mixed_precision_policy": torch.int64}, "mixed_precision_policy is *, got torch.int64"),
     (
         {"mixed_precision_policy": {"param_dtype": "int8"}},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
+from shardproof_reference.checkpointing._live import Live
 from shardproof_reference.checkpointing._optimizer import (
     GROUPS,
     group_names,
@@ -16,6 +17,7 @@ from shardproof_reference.checkpointing._optimizer import (
 )
 from shardproof_reference.checkpointing._parameters import Parameter
 from shardproof_reference.checkpointing._pieces import Piece
+from shardproof_reference.checkpointing._scheduler import scheduler_problems
 from shardproof_reference.errors import LoadError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def check_fit(
     stored: Mapping[Path, object],
     model: Entries,
     state: Entries,
-    optimizer: Optimizer,
+    live: Live,
     parameters: list[Parameter],
 ) -> None:
     """Refuse a checkpoint that has too little, too much, or anything of another kind.
@@ -43,14 +45,29 @@ def check_fit(
             {key_of(path) for path in model.pieces},
         ),
         *_compare_kinds(stored, {**model.pieces, **state.pieces}),
-        *_compare_groups(stored, optimizer, parameters),
-        *_compare_states(stored, optimizer, parameters),
+        *_compare_trainers(stored, live, parameters),
     ]
     if problems:
         listed = problems[:_MOST_LISTED]
         if len(problems) > len(listed):
             listed.append(f"and {len(problems) - len(listed)} more")
         raise LoadError("the checkpoint doesn't fit:\n  " + "\n  ".join(listed))
+
+
+def _compare_trainers(
+    stored: Mapping[Path, object], live: Live, parameters: list[Parameter]
+) -> Iterator[str]:
+    """Compare the optimizer and the scheduler, of which each may be none."""
+    for name, wanted in (("optimizer", live.optimizer), ("lr_scheduler", live.scheduler)):
+        found = any(path[0] == name for path in stored)
+        if found != (wanted is not None):
+            yield f"{name} is {'in the checkpoint only' if found else 'not in the checkpoint'}"
+            return
+    if live.optimizer is not None:
+        yield from _compare_groups(stored, live.optimizer, parameters)
+        yield from _compare_states(stored, live.optimizer, parameters)
+    if live.scheduler is not None:
+        yield from scheduler_problems(stored, live.scheduler)
 
 
 def _compare_names(where: str, stored: set[str], live: Iterable[str]) -> Iterator[str]:

@@ -48,6 +48,19 @@ class Entries:
     objects: dict[Path, object] = field(default_factory=dict)
     same: dict[Path, Path] = field(default_factory=dict)
 
+    def add(self, other: Entries) -> None:
+        """Take in everything of another."""
+        self.pieces |= other.pieces
+        self.objects |= other.objects
+        self.same |= other.same
+
+
+def is_plain(value: object) -> bool:
+    """Say whether a value comes back without running code; a numpy number, say, doesn't."""
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return type(value) in (bool, int, float, str, type(None))
+
 
 def key_of(path: Path) -> str:
     """Join a path to the key that DCP gives it."""

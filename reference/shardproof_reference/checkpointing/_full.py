@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -18,19 +18,27 @@ from shardproof_reference.errors import LoadError, SaveError
 FILES = {"model": "pytorch_model_fsdp.bin", "optimizer": "optimizer.bin"}
 
 
-def save_full(folder: FilePath, entries: Entries) -> None:
-    """Gather everything on rank 0, which writes it; collective."""
+def save_full(files: Mapping[str, FilePath], entries: Entries) -> None:
+    """Gather everything on rank 0, which writes it; collective.
+
+    Args:
+        files: Where the model goes, or the optimizer, or each of them.
+        entries: What this rank has of what is to be saved.
+    """
     tensors = gather(entries)
     objects: list[dict[Path, object]] = [{}] * dist.get_world_size()
     dist.all_gather_object(objects, entries.objects)
     everything: dict[Path, object] = {**tensors}
     for one in objects:
         everything |= one
-    on_rank_0(lambda: _write(folder, everything), SaveError)
+    on_rank_0(lambda: _write(files, everything), SaveError)
 
 
 class FullSource:
-    """The two files; collective, as only rank 0 reads them.
+    """One file or two; collective, as only rank 0 reads them.
+
+    Args:
+        files: Where the model is, or the optimizer, or each of them.
 
     Attributes:
         stored: Specification of each tensor, and each object; on every rank.
@@ -39,16 +47,16 @@ class FullSource:
         LoadError: A file is missing, or holds something that isn't data.
     """
 
-    def __init__(self, folder: FilePath) -> None:
+    def __init__(self, files: Mapping[str, FilePath]) -> None:
         self._tensors: Tensors = {}
-        self.stored: dict[Path, object] = on_rank_0(lambda: self._open(folder), LoadError)
+        self.stored: dict[Path, object] = on_rank_0(lambda: self._open(files), LoadError)
 
-    def _open(self, folder: FilePath) -> dict[Path, object]:
+    def _open(self, files: Mapping[str, FilePath]) -> dict[Path, object]:
         stored: dict[Path, object] = {}
-        for name, file in FILES.items():
-            if not (folder / file).is_file():
-                raise LoadError(f"{folder}: no {file}; not a complete full checkpoint")
-            content = torch.load(folder / file, map_location="cpu", mmap=True, weights_only=True)
+        for name, file in files.items():
+            if not file.is_file():
+                raise LoadError(f"{file.parent}: no {file.name}; not a complete full checkpoint")
+            content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             stored |= _flatten(content, (name,))
         for path, value in stored.items():
             if isinstance(value, torch.Tensor):
@@ -61,17 +69,21 @@ class FullSource:
         scatter(self._tensors, entries)
 
 
-def _write(folder: FilePath, everything: dict[Path, object]) -> None:
-    content: dict[str, Any] = {name: {} for name in FILES}
+def _write(files: Mapping[str, FilePath], everything: dict[Path, object]) -> None:
+    content: dict[str, Any] = {name: {} for name in files}
+    for file in files.values():
+        file.parent.mkdir(exist_ok=True)
     for (name, *outer, last), value in everything.items():
         target = content[str(name)]
         for step in outer:
             target = target.setdefault(step, {})
         target[last] = value
-    groups = content["optimizer"]["param_groups"]
-    content["optimizer"]["param_groups"] = [groups[index] for index in sorted(groups)]
-    for name, file in FILES.items():
-        with (folder / file).open("wb") as stream:
+    if "optimizer" in content:
+        content["optimizer"].setdefault("state", {})
+        groups = content["optimizer"]["param_groups"]
+        content["optimizer"]["param_groups"] = [groups[index] for index in sorted(groups)]
+    for name, file in files.items():
+        with file.open("wb") as stream:
             torch.save(content[name], stream)
             stream.flush()
             os.fsync(stream.fileno())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
+from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, is_plain, key_of
 from shardproof_reference.checkpointing._parameters import Parameter, local_tensor
 from shardproof_reference.checkpointing._pieces import Piece, replicated
 from shardproof_reference.errors import LoadError, SaveError
@@ -66,17 +66,10 @@ def group_path(index: int, option: str) -> Path:
 def _add(entries: Entries, path: Path, value: object, parameter: Parameter | None = None) -> None:
     if isinstance(value, torch.Tensor):
         entries.pieces[path] = _piece(path, value, parameter)
-    elif _is_plain(value):
+    elif is_plain(value):
         entries.objects[path] = value
     else:
         raise SaveError(f"{key_of(path)} is a {type(value).__name__}, which can't be stored")
-
-
-def _is_plain(value: object) -> bool:
-    """Say whether a value comes back without running code; a numpy number, say, doesn't."""
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))  # type: ignore[call-overload]
-    return type(value) in (bool, int, float, str, type(None))
 
 
 def _piece(path: Path, value: torch.Tensor, parameter: Parameter | None) -> Piece:

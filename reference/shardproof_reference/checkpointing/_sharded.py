@@ -7,6 +7,7 @@ rank without a shard of some tensor for an old checkpoint and refuses it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 
 import torch
@@ -54,6 +55,7 @@ class ShardedSource:
         if self._metadata.planner_data is None:
             raise LoadError(f"{folder}: .metadata doesn't say how its keys are nested")
         self._paths: dict[str, Path] = self._metadata.planner_data
+        self._places: Mapping[Path, Path] = {}
         objects = self._read_objects()
         self.stored: dict[Path, object] = {
             self._paths[key]: (
@@ -64,6 +66,15 @@ class ShardedSource:
             for key, found in self._metadata.state_dict_metadata.items()
         }
 
+    def rename(self, stored: dict[Path, object], places: Mapping[Path, Path]) -> None:
+        """Go by other names from now on.
+
+        Args:
+            stored: What there is, under the new names.
+            places: Where each tensor is stored, under the old ones.
+        """
+        self.stored, self._places = stored, places
+
     def read(self, entries: Entries) -> None:
         """Read what this rank's boxes need, straight into their memory.
 
@@ -72,7 +83,8 @@ class ShardedSource:
         """
         found = self._metadata.state_dict_metadata
         items: list[ReadItem] = []
-        for path, piece in entries.pieces.items():
+        pieces = {self._places.get(path, path): piece for path, piece in entries.pieces.items()}
+        for path, piece in pieces.items():
             specification = found[key_of(path)]
             assert isinstance(specification, TensorStorageMetadata)
             chunks = [chunk_of(part) for part in piece.parts]
@@ -81,7 +93,7 @@ class ShardedSource:
             if sum(math.prod(read.lengths) for read in reads) != wanted:
                 raise LoadError(f"{key_of(path)}: the checkpoint's chunks have gaps or overlap")
             items += reads
-        self._read(items, EntriesLoadPlanner(entries))
+        self._read(items, EntriesLoadPlanner(Entries(pieces)))
 
     def _read_objects(self) -> dict[str, object]:
         planner = EntriesLoadPlanner(Entries())

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.distributed.fsdp import StateDictType
 
 from shardproof_reference.checkpointing._check import check_fit
 from shardproof_reference.checkpointing._collective import agree
-from shardproof_reference.checkpointing._entries import (
-    Entries,
-    check_same,
-    model_entries,
-    with_scratch,
-)
-from shardproof_reference.checkpointing._full import FullSource
+from shardproof_reference.checkpointing._entries import Entries, Path, check_same, with_scratch
+from shardproof_reference.checkpointing._full import FILES, FullSource
+from shardproof_reference.checkpointing._live import Live
 from shardproof_reference.checkpointing._optimizer import State, group_path, make_room
-from shardproof_reference.checkpointing._parameters import parameters
+from shardproof_reference.checkpointing._scheduler import scheduler_room, set_scheduler
 from shardproof_reference.checkpointing._sharded import ShardedSource
 from shardproof_reference.errors import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
     from torch.optim import Optimizer
 
 
+class Source(Protocol):
+    """Files to load from.
+
+    Attributes:
+        stored: Specification of each tensor, and each object; the same on every rank.
+    """
+
+    stored: dict[Path, object]
+
+    def read(self, entries: Entries) -> None:
+        """Read this rank's boxes into their memory; collective."""
+
+
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizer, state_dict_type: StateDictType
+    folder: FilePath, model: nn.Module, optimizer: Optimizer, state_dict_type: StateDictType
 ) -> None:
     """Read one folder into a wrapped model and its optimizer; collective.
 
@@ -46,33 +54,59 @@ def load_checkpoint(
     Raises:
         LoadError: On every rank. If the checkpoint doesn't fit, nothing was changed.
     """
-    source = agree(lambda: _open(folder, state_dict_type), LoadError)
-    target, state = agree(lambda: _prepare(source.stored, model, optimizer), LoadError)
+    load(agree(lambda: _open(folder, state_dict_type), LoadError), Live((model,), optimizer))
+
+
+def load(source: Source, live: Live) -> None:
+    """Read what fits into what is live; collective.
+
+    Raises:
+        LoadError: On every rank. If the checkpoint doesn't fit, nothing was changed.
+    """
+    target, room, state = agree(lambda: _prepare(source.stored, live), LoadError)
     agree(lambda: source.read(target), LoadError)
     agree(lambda: check_same(target), LoadError)
-    _set_state(optimizer, state)
-    _set_options(optimizer, source.stored)
+    if live.optimizer is not None:
+        _set_state(live.optimizer, state)
+        _set_options(live.optimizer, source.stored)
+    if live.scheduler is not None:
+        set_scheduler(live.scheduler, source.stored, room)
 
 
-def _open(folder: Path, state_dict_type: StateDictType) -> ShardedSource | FullSource:
+def refuse_misfit(stored: Mapping[Path, object], live: Live) -> None:
+    """Refuse what `load` would; of a model, wrapped or not.
+
+    Raises:
+        LoadError: With everything that doesn't fit.
+    """
+    _prepare(stored, live)
+
+
+def _open(folder: FilePath, state_dict_type: StateDictType) -> Source:
     if state_dict_type is StateDictType.SHARDED_STATE_DICT:
         return ShardedSource(folder)
     if state_dict_type is StateDictType.FULL_STATE_DICT:
-        return FullSource(folder)
+        return FullSource({name: folder / file for name, file in FILES.items()})
     raise LoadError(f"{state_dict_type.name} is not supported; use SHARDED or FULL")
 
 
-def _prepare(
-    stored: Mapping[tuple[str | int, ...], object], model: nn.Module, optimizer: Optimizer
-) -> tuple[Entries, State]:
-    """List where to read to, if the checkpoint fits there."""
-    known = parameters(model)
-    target = model_entries(model, known)
-    room, state = make_room(optimizer, known, stored)
-    check_fit(stored, target, room, optimizer, known)
-    return with_scratch(
-        Entries(target.pieces | room.pieces, room.objects, target.same | room.same)
-    ), state
+def _prepare(stored: Mapping[Path, object], live: Live) -> tuple[Entries, Entries, State]:
+    """List where to read to, if the checkpoint fits there.
+
+    Returns:
+        All of it, the scheduler's part of it, and the optimizer's state once it is read.
+    """
+    target = live.model_entries()
+    known = live.parameters()
+    state: State = {}
+    room = Entries()
+    if live.optimizer is not None:
+        room, state = make_room(live.optimizer, known, stored)
+    check_fit(stored, target, room, live, known)
+    target.add(room)
+    scheduler = scheduler_room(stored) if live.scheduler is not None else Entries()
+    target.add(scheduler)
+    return with_scratch(target), scheduler, state
 
 
 def _set_state(optimizer: Optimizer, state: State) -> None:
@@ -85,7 +119,7 @@ def _set_state(optimizer: Optimizer, state: State) -> None:
                 optimizer.state.pop(tensor, None)
 
 
-def _set_options(optimizer: Optimizer, stored: Mapping[tuple[str | int, ...], object]) -> None:
+def _set_options(optimizer: Optimizer, stored: Mapping[Path, object]) -> None:
     """Give each group its stored options; those that are tensors have been read in place."""
     for index, group in enumerate(optimizer.param_groups):
         for option, value in group.items():

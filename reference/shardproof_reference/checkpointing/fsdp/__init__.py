@@ -1,0 +1,1 @@
+"""Modalities' classes for saving and loading sharded training."""
