@@ -57,6 +57,7 @@ class FullSource:
             if not file.is_file():
                 raise LoadError(f"{file.parent}: no {file.name}; not a complete full checkpoint")
             content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            _refuse_other_kind(name, file, content)
             stored |= _flatten(content, (name,))
         for path, value in stored.items():
             if isinstance(value, torch.Tensor):
@@ -67,6 +68,14 @@ class FullSource:
     def read(self, entries: Entries) -> None:
         """Send each rank its boxes; collective."""
         scatter(self._tensors, entries)
+
+
+def _refuse_other_kind(name: str, file: FilePath, content: object) -> None:
+    if not isinstance(content, dict):
+        raise LoadError(f"{file} holds a {type(content).__name__}, not a state dict")
+    found = "optimizer" if content.keys() >= {"state", "param_groups"} else "model"
+    if found != name:
+        raise LoadError(f"{file} holds the state of a {found}, but that of a {name} is wanted")
 
 
 def _write(files: Mapping[str, FilePath], everything: dict[Path, object]) -> None:

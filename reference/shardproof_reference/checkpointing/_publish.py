@@ -59,7 +59,7 @@ def delete(path: Path) -> None:
 
 def _begin(targets: Sequence[Path]) -> list[Path]:
     if all(target.exists() for target in targets):
-        raise SaveError(f"{targets[0]} exists; choose another name, or delete it first")
+        raise SaveError(f"{targets[0]} exists; choose another name or delete it first")
     targets[0].parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(targets[0].parent)
     return [_temporary(target) for target in targets]

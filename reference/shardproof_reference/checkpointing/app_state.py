@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from shardproof_reference.checkpointing._live import Live
 from shardproof_reference.checkpointing.loading import Source, load
 from shardproof_reference.errors import LoadError
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -30,7 +31,7 @@ class AppState:
         optimizer: Optimizer,
         lr_scheduler: LRScheduler | None = None,
     ) -> None:
-        self._model_parts = list(model) if isinstance(model, list | tuple) else [model]
+        self._model_parts = [model] if isinstance(model, nn.Module) else list(model)
         self._optimizer = optimizer
         self._lr_scheduler = lr_scheduler
         self._is_loaded = False

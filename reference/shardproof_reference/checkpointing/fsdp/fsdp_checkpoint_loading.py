@@ -99,9 +99,8 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
         """
         agree(lambda: _refuse_rank(self.global_rank), LoadError)
         agree(lambda: _refuse_unwrapped(model), LoadError)
-        load(
-            FullSource({"optimizer": Path(file_path)}), Live((model,), optimizer, with_model=False)
-        )
+        source = FullSource({"optimizer": Path(file_path)})
+        load(source, Live((model,), optimizer, with_model=False))
 
     def _mesh(self) -> DeviceMesh | None:
         if "HYBRID" not in self.sharding_strategy.name:
