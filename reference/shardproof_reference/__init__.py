@@ -25,6 +25,12 @@ if TYPE_CHECKING:
         FSDP1CheckpointSaving,
     )
     from shardproof_reference.checkpointing.fsdp.mixed_precision import MixedPrecisionSettings
+    from shardproof_reference.checkpointing.fsdp_utils import (
+        load_fsdp_model,
+        load_fsdp_optimizer,
+        save_fsdp_model,
+        save_fsdp_optimizer,
+    )
     from shardproof_reference.checkpointing.interfaces import (
         DistributedCheckpointLoadingIF,
         FSDP1CheckpointLoadingIF,
@@ -73,7 +79,11 @@ __all__ = [
     "TrainingProgress",
     "WrapError",
     "load_checkpoint",
+    "load_fsdp_model",
+    "load_fsdp_optimizer",
     "save_checkpoint",
+    "save_fsdp_model",
+    "save_fsdp_optimizer",
 ]
 
 _HOME = {
@@ -100,6 +110,10 @@ _HOME = {
     "TrainingProgress": "checkpointing.progress",
     "WrapError": "errors",
     "load_checkpoint": "checkpointing.loading",
+    "load_fsdp_model": "checkpointing.fsdp_utils",
+    "load_fsdp_optimizer": "checkpointing.fsdp_utils",
+    "save_fsdp_model": "checkpointing.fsdp_utils",
+    "save_fsdp_optimizer": "checkpointing.fsdp_utils",
     "save_checkpoint": "checkpointing.saving",
 }
 

@@ -107,6 +107,13 @@ def _compare_states(
                 yield from _compare_names(f"state of {member.fqn}", set(found), map(str, wanted))
 
 
+def _implied(option: str, value: object, optimizer: Optimizer) -> bool:
+    """Say whether an older torch, which hasn't the option, means just this value."""
+    if option == "decoupled_weight_decay":  # since torch 2.7
+        return value is isinstance(optimizer, torch.optim.AdamW)
+    return False
+
+
 def _compare_groups(
     stored: Mapping[Path, object], optimizer: Optimizer, parameters: list[Parameter]
 ) -> Iterator[str]:
@@ -122,7 +129,9 @@ def _compare_groups(
         return
     for index, group in enumerate(groups):
         found = options.get(index, {})
-        yield from _compare_names(f"parameter group {index}", set(found), group)
+        ours = {o for o in group if o in found or not _implied(o, group[o], optimizer)}
+        theirs = {o for o in found if o in group or not _implied(o, found[o], optimizer)}
+        yield from _compare_names(f"parameter group {index}", theirs, ours)
         for option, value in group.items():
             stored_tensor = isinstance(found.get(option), TensorSpec)
             if option in found and stored_tensor != isinstance(value, torch.Tensor):

@@ -16,7 +16,7 @@ from shardproof_reference.checkpointing._pieces import Part, Piece, Shape, bytes
 from shardproof_reference.errors import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from torch import nn
 
@@ -53,6 +53,14 @@ class Entries:
         self.pieces |= other.pieces
         self.objects |= other.objects
         self.same |= other.same
+
+    def without(self, paths: Collection[Path]) -> Entries:
+        """Return a copy that lacks some tensors."""
+        return Entries(
+            {path: piece for path, piece in self.pieces.items() if path not in paths},
+            self.objects,
+            {path: one for path, one in self.same.items() if not {path, one} & set(paths)},
+        )
 
 
 def is_plain(value: object) -> bool:

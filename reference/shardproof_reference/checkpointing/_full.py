@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shardproof_reference.checkpointing._collective import on_rank_0
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec
 from shardproof_reference.checkpointing._gather import Tensors, gather, scatter
+from shardproof_reference.checkpointing._optimizer import GROUPS
 from shardproof_reference.errors import LoadError, SaveError
 
 FILES = {"model": "pytorch_model_fsdp.bin", "optimizer": "optimizer.bin"}
@@ -58,7 +59,8 @@ class FullSource:
                 raise LoadError(f"{file.parent}: no {file.name}; not a complete full checkpoint")
             content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             _refuse_other_kind(name, file, content)
-            stored |= _flatten(content, (name,))
+            stored |= flatten(content, (name,))
+            _refuse_overwritten(file, content)
         for path, value in stored.items():
             if isinstance(value, torch.Tensor):
                 self._tensors[path] = value
@@ -76,6 +78,28 @@ def _refuse_other_kind(name: str, file: FilePath, content: object) -> None:
     found = "optimizer" if content.keys() >= {"state", "param_groups"} else "model"
     if found != name:
         raise LoadError(f"{file} holds the state of a {found}, but that of a {name} is wanted")
+
+
+def _refuse_overwritten(file: FilePath, content: dict[Any, Any]) -> None:
+    """Refuse an optimizer's state of which a part was lost when it was gathered.
+
+    FSDP1 with original parameters on CPUs gathers all states of a unit into one buffer, so the last
+    one overwrites the others (torch 2.4 to 2.13).
+    """
+    states = content.get("state", {})
+    for name, state in states.items() if isinstance(states, dict) else ():
+        first, second = state.get("exp_avg"), state.get("exp_avg_sq")
+        if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+            few = slice(0, 1000)  # which nearly always tells
+            same = all(
+                torch.equal(first.reshape(-1)[some], second.reshape(-1)[some])
+                for some in (few, slice(None))
+            )
+            if same and first.numel() > 1 and bool(first.count_nonzero()):
+                raise LoadError(
+                    f"{file}: exp_avg and exp_avg_sq of {name} are the same: torch's gathering on "
+                    "CPUs has overwritten one with the other, and what it held is lost"
+                )
 
 
 def _write(files: Mapping[str, FilePath], everything: dict[Path, object]) -> None:
@@ -98,16 +122,16 @@ def _write(files: Mapping[str, FilePath], everything: dict[Path, object]) -> Non
             os.fsync(stream.fileno())
 
 
-def _flatten(content: Any, path: Path) -> dict[Path, object]:
+def flatten(content: Any, path: Path) -> dict[Path, object]:
     """Undo the nesting; of lists, only the parameter groups are nested."""
     steps: Iterable[tuple[Any, Any]]
     if isinstance(content, dict):
         steps = content.items()
-    elif path == ("optimizer", "param_groups"):
+    elif path == GROUPS:
         steps = enumerate(content)
     else:
         return {path: content}
     flat: dict[Path, object] = {}
     for step, value in steps:
-        flat |= _flatten(value, (*path, step))
+        flat |= flatten(value, (*path, step))
     return flat

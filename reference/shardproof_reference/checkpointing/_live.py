@@ -29,12 +29,14 @@ class Live:
         optimizer: Of the parameters of all parts, or None where it is no matter.
         scheduler: Of the optimizer, or None.
         with_model: Whether the parts are stored themselves, or only name the optimizer's state.
+        without: Names of the model's tensors that are left out.
     """
 
     parts: tuple[nn.Module, ...]
     optimizer: Optimizer | None = None
     scheduler: LRScheduler | None = None
     with_model: bool = True
+    without: frozenset[str] = frozenset()
 
     def parameters(self) -> list[Parameter]:
         """List the parameters of all parts, in the same order on every rank."""
@@ -58,7 +60,7 @@ class Live:
             if twice := sorted(own.pieces.keys() & found.pieces.keys()):
                 raise CheckpointError(f"two model parts have the name {twice[0][-1]}")
             found.add(own)
-        return found
+        return found.without({("model", name) for name in self.without})
 
     def entries(self) -> Entries:
         """List everything that is stored.

@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
+from shardproof_reference.checkpointing._full import flatten
+from shardproof_reference.checkpointing._optimizer import GROUPS
 from shardproof_reference.checkpointing._planners import (
     EntriesLoadPlanner,
     EntriesSavePlanner,
@@ -65,6 +67,8 @@ class ShardedSource:
             )
             for key, found in self._metadata.state_dict_metadata.items()
         }
+        if GROUPS in self.stored:  # one object until torch 2.3
+            self.stored |= flatten(self.stored.pop(GROUPS), GROUPS)
 
     def rename(self, stored: dict[Path, object], places: Mapping[Path, Path]) -> None:
         """Go by other names from now on.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.distributed.fsdp import StateDictType
@@ -57,12 +58,40 @@ def load_checkpoint(
     load(agree(lambda: _open(folder, state_dict_type), LoadError), Live((model,), optimizer))
 
 
-def load(source: Source, live: Live) -> None:
+class Misfits(NamedTuple):
+    """Names that only one side has, in order.
+
+    Attributes:
+        missing_keys: What the model has and the checkpoint hasn't.
+        unexpected_keys: What the checkpoint has and the model hasn't.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load(source: Source, live: Live, *, strict: bool = True) -> Misfits:
     """Read what fits into what is live; collective.
+
+    Args:
+        source: Where to read from.
+        live: What to read into.
+        strict: Whether a name of the model that only one side has is refused.
+
+    Returns:
+        Those names.
 
     Raises:
         LoadError: On every rank. If the checkpoint doesn't fit, nothing was changed.
     """
+    misfits = agree(lambda: _misfits(source.stored, live), LoadError)
+    if not strict:
+        source.stored = {
+            path: found
+            for path, found in source.stored.items()
+            if path[0] != "model" or path[1] not in misfits.unexpected_keys
+        }
+        live = replace(live, without=frozenset(misfits.missing_keys))
     target, room, state = agree(lambda: _prepare(source.stored, live), LoadError)
     agree(lambda: source.read(target), LoadError)
     agree(lambda: check_same(target), LoadError)
@@ -71,6 +100,16 @@ def load(source: Source, live: Live) -> None:
         _set_options(live.optimizer, source.stored)
     if live.scheduler is not None:
         set_scheduler(live.scheduler, source.stored, room)
+    return misfits
+
+
+def _misfits(stored: Mapping[Path, object], live: Live) -> Misfits:
+    wanted = [str(path[1]) for path in live.model_entries().pieces]
+    found = [str(path[1]) for path in stored if path[0] == "model"]
+    return Misfits(
+        [name for name in wanted if name not in set(found)],
+        [name for name in found if name not in set(wanted)],
+    )
 
 
 def refuse_misfit(stored: Mapping[Path, object], live: Live) -> None:
@@ -123,5 +162,6 @@ def _set_options(optimizer: Optimizer, stored: Mapping[Path, object]) -> None:
     """Give each group its stored options; those that are tensors have been read in place."""
     for index, group in enumerate(optimizer.param_groups):
         for option, value in group.items():
-            if option != "params" and not isinstance(value, torch.Tensor):
-                group[option] = stored[group_path(index, option)]
+            path = group_path(index, option)
+            if option != "params" and path in stored and not isinstance(value, torch.Tensor):
+                group[option] = stored[path]
