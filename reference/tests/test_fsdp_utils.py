@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +22,8 @@ from shardproof_reference import (
 from torch import nn
 
 from ._models import build, names_in, snapshot, train
+from ._peers import NEEDS_PEERS, differing, import_peers
 
-IMPLEMENTATIONS = Path(__file__).resolve().parents[2] / ".venv" / "implementations"
 KINDS = ["flat", "original", "fully-shard"]
 FILES = {
     "FULL_STATE_DICT": ["optimizer.bin", "pytorch_model_fsdp.bin"],
@@ -137,12 +135,11 @@ def test_local_is_refused(shared_tmp_path: Path) -> None:
 
 
 def _accelerate() -> Any:
-    """Import Accelerate, which is no dependency, and let it see the process group."""
-    sys.path.append(str(IMPLEMENTATIONS))
+    """Import Accelerate, and let it see the process group."""
+    import_peers()
     from accelerate import PartialState
     from accelerate.utils import fsdp_utils
 
-    warnings.simplefilter("ignore")  # it has many
     PartialState(cpu=True)
     return fsdp_utils
 
@@ -164,15 +161,6 @@ def _peers(version: int, state_dict_type: str) -> tuple[Any, Any, Any]:
     return theirs, by, accelerator
 
 
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Name what differs; torch makes lists of tuples when it broadcasts a full state."""
-    both = [
-        {name: [*held] if isinstance(held, tuple) else held for name, held in values.items()}
-        for values in (one, other)
-    ]
-    return [name for name in {**one, **other} if both[0].get(name) != both[1].get(name)]
-
-
 def _ours_to_theirs(folder: Path, kind: str, state_dict_type: str) -> list[str]:
     model, optimizer = trained(kind)
     by = plugin(kind, state_dict_type)
@@ -182,7 +170,7 @@ def _ours_to_theirs(folder: Path, kind: str, state_dict_type: str) -> list[str]:
     other, stepped = trained(kind, seed=1)  # it loses the state of a fresh optimizer
     theirs.load_fsdp_model(their_plugin, accelerator, other, folder)
     theirs.load_fsdp_optimizer(their_plugin, accelerator, stepped, other, folder)
-    return _differing(snapshot(other, stepped), snapshot(model, optimizer))
+    return differing(snapshot(other, stepped), snapshot(model, optimizer))
 
 
 def _theirs_to_ours(folder: Path, kind: str, state_dict_type: str) -> list[str]:
@@ -194,10 +182,10 @@ def _theirs_to_ours(folder: Path, kind: str, state_dict_type: str) -> list[str]:
     other, stepless = build(kind, seed=1)
     load_fsdp_model(by, None, other, folder)
     load_fsdp_optimizer(by, None, stepless, other, folder)
-    return _differing(snapshot(other, stepless), snapshot(model, optimizer))
+    return differing(snapshot(other, stepless), snapshot(model, optimizer))
 
 
-@pytest.mark.skipif(not IMPLEMENTATIONS.is_dir(), reason="make installs Accelerate beside .venv")
+@NEEDS_PEERS
 @pytest.mark.parametrize("direction", [_ours_to_theirs, _theirs_to_ours])
 @pytest.mark.parametrize(
     ("kind", "state_dict_type"),
@@ -215,5 +203,5 @@ def test_files_are_accelerates(
     launch: Launch,
     tmp_path: Path,
 ) -> None:
-    differing = launch(direction, tmp_path / "step", kind, state_dict_type, world_size=2)
-    assert differing == [[], []]
+    found = launch(direction, tmp_path / "step", kind, state_dict_type, world_size=2)
+    assert found == [[], []]

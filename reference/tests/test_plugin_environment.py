@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from shardproof_reference import FullyShardedDataParallelPlugin, PluginError
 from torch.distributed.fsdp import ShardingStrategy
 
-IMPLEMENTATIONS = Path(__file__).resolve().parents[2] / ".venv" / "implementations"
+from ._peers import IMPLEMENTATIONS, NEEDS_PEERS
 
 _SHARDED, _FULL, _LOCAL = "SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
@@ -141,9 +140,8 @@ def test_ours(environment: dict[str, str], setting: str, held: object) -> None:
     assert _plain(getattr(plugin, setting)) == held
 
 
+@NEEDS_PEERS
 def test_the_real_plugin_reads_the_same() -> None:
-    if not IMPLEMENTATIONS.is_dir():
-        pytest.skip("make venv installs Accelerate to .venv/implementations")
     cases = [case.values for case in _cases(READ)]
     environ = {name: text for name, text in os.environ.items() if not name.startswith("FSDP_")}
     done = subprocess.run(
