@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -208,18 +209,79 @@ def _drop_chunk(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+def _change(folder: Path, change: Callable[[Any], object]) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def _spoil_metadata(folder: Path) -> None:
+    _change(folder, lambda metadata: setattr(metadata, "planner_data", Payload()))
+
+
+def _spoil_object(folder: Path) -> None:
+    """Put the payload in the place of an option, which DCP stores as a file of torch.save."""
+    stream = io.BytesIO()
+    torch.save(Payload(), stream)
+    (folder / "more.distcp").write_bytes(stream.getvalue())
+
+    def change(metadata: Any) -> None:
+        index = next(one for one in metadata.storage_data if one.fqn.endswith(".lr"))
+        info = metadata.storage_data[index]
+        info.relative_path, info.offset, info.length = "more.distcp", 0, stream.tell()
+
+    _change(folder, change)
+
+
+def _lead_outside(folder: Path) -> None:
+    def change(metadata: Any) -> None:
+        index = next(iter(metadata.storage_data))
+        metadata.storage_data[index].relative_path = "../other.distcp"
+
+    (folder.parent / "other.distcp").write_bytes(bytes(10**6))
+    _change(folder, change)
+
+
+def _cut(name: str, by: int = 100) -> Callable[[Path], object]:
+    def cut(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-by])
+
+    return cut
+
+
 @pytest.mark.parametrize(
     ("state_dict_type", "damage", "message"),
     [
+        (SHARDED, _spoil_metadata, "would call _pytest.outcomes._Fail, which torch doesn't write"),
+        (SHARDED, _spoil_object, "UnpicklingError"),
+        (SHARDED, _cut(".metadata"), ".metadata is damaged"),
+        (SHARDED, _cut("__1_0.distcp"), "the file is cut off"),
+        (SHARDED, _lead_outside, "../other.distcp of"),
+        (FULL, _cut("pytorch_model_fsdp.bin"), "pytorch_model_fsdp.bin"),
         (SHARDED, _remove(".metadata"), "no .metadata; not a complete sharded checkpoint"),
-        (SHARDED, _remove("__1_0.distcp"), "__1_0.distcp"),
+        (SHARDED, _remove("__1_0.distcp"), "__1_0.distcp is missing, which holds"),
         (SHARDED, _drop_chunk, "model.embed.weight: the checkpoint's chunks have gaps"),
         (FULL, _remove("optimizer.bin"), "no optimizer.bin; not a complete full checkpoint"),
         (FULL, _spoil_full, "UnpicklingError"),
         (FULL, _lose_state, "state of block.lin.bias: exp_avg is missing in the checkpoint"),
         (FULL, _untie_full, "model.head.weight and model.embed.weight are one tensor"),
     ],
-    ids=["metadata", "file", "chunk", "optimizer", "code", "state", "untied"],
+    ids=[
+        "code-in-metadata",
+        "code-in-object",
+        "short-metadata",
+        "short-file",
+        "outside",
+        "short-full",
+        "metadata",
+        "file",
+        "chunk",
+        "optimizer",
+        "code",
+        "state",
+        "untied",
+    ],
 )
 def test_a_damaged_checkpoint_is_refused_on_every_rank(
     state_dict_type: StateDictType,
@@ -237,6 +299,9 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank(
 
 def _load_damaged(folder: Path, state_dict_type: StateDictType) -> str:
     model, optimizer = build("original", seed=1)
+    before = snapshot(model, optimizer)
     with pytest.raises(LoadError) as caught:
         load_checkpoint(folder, model, optimizer, state_dict_type)
-    return str(caught.value)
+    found = str(caught.value)
+    assert snapshot(model, optimizer) == before or "are one tensor" in found
+    return found

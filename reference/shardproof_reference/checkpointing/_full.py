@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as FilePath
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class FullSource:
         for name, file in files.items():
             if not file.is_file():
                 raise LoadError(f"{file.parent}: no {file.name}; not a complete full checkpoint")
-            content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            content = _read(file)
             _refuse_other_kind(name, file, content)
             stored |= flatten(content, (name,))
             _refuse_overwritten(file, content)
@@ -67,9 +68,21 @@ class FullSource:
                 stored[path] = TensorSpec(tuple(value.shape), value.dtype)
         return stored
 
-    def read(self, entries: Entries) -> None:
-        """Send each rank its boxes; collective."""
-        scatter(self._tensors, entries)
+    def plan(self, entries: Entries) -> Callable[[], None]:
+        """Return what sends each rank its boxes; that is collective."""
+        return lambda: scatter(self._tensors, entries)
+
+
+def _read(file: FilePath) -> Any:
+    """Read what `torch.save` wrote, without running code.
+
+    Raises:
+        LoadError: It is damaged, or would run something.
+    """
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, OSError) as error:
+        raise LoadError(f"{file} can't be read: {type(error).__name__}: {error}") from error
 
 
 def _refuse_other_kind(name: str, file: FilePath, content: object) -> None:

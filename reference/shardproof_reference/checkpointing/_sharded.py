@@ -7,11 +7,11 @@ rank without a shard of some tensor for an old checkpoint and refuses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     MetadataIndex,
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
 from shardproof_reference.checkpointing._full import flatten
+from shardproof_reference.checkpointing._metadata import SafeReader
 from shardproof_reference.checkpointing._optimizer import GROUPS
 from shardproof_reference.checkpointing._planners import (
     EntriesLoadPlanner,
@@ -49,9 +50,7 @@ class ShardedSource:
     """
 
     def __init__(self, folder: FilePath) -> None:
-        if not (folder / ".metadata").is_file():
-            raise LoadError(f"{folder}: no .metadata; not a complete sharded checkpoint")
-        self._reader = FileSystemReader(folder)
+        self._reader = SafeReader(folder)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=False)
         if self._metadata.planner_data is None:
@@ -79,8 +78,8 @@ class ShardedSource:
         """
         self.stored, self._places = stored, places
 
-    def read(self, entries: Entries) -> None:
-        """Read what this rank's boxes need, straight into their memory.
+    def plan(self, entries: Entries) -> Callable[[], None]:
+        """Return what reads this rank's boxes, straight into their memory.
 
         Raises:
             LoadError: The stored chunks don't hold each wanted element exactly once.
@@ -97,7 +96,7 @@ class ShardedSource:
             if sum(math.prod(read.lengths) for read in reads) != wanted:
                 raise LoadError(f"{key_of(path)}: the checkpoint's chunks have gaps or overlap")
             items += reads
-        self._read(items, EntriesLoadPlanner(Entries(pieces)))
+        return lambda: self._read(items, EntriesLoadPlanner(Entries(pieces)))
 
     def _read_objects(self) -> dict[str, object]:
         planner = EntriesLoadPlanner(Entries())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -34,8 +34,12 @@ class Source(Protocol):
 
     stored: dict[Path, object]
 
-    def read(self, entries: Entries) -> None:
-        """Read this rank's boxes into their memory; collective."""
+    def plan(self, entries: Entries) -> Callable[[], None]:
+        """Return what reads this rank's boxes into their memory, which is collective.
+
+        Raises:
+            LoadError: They can't be read; nothing was.
+        """
 
 
 def load_checkpoint(
@@ -93,7 +97,8 @@ def load(source: Source, live: Live, *, strict: bool = True) -> Misfits:
         }
         live = replace(live, without=frozenset(misfits.missing_keys))
     target, room, state = agree(lambda: _prepare(source.stored, live), LoadError)
-    agree(lambda: source.read(target), LoadError)
+    read = agree(lambda: source.plan(target), LoadError)
+    agree(read, LoadError)
     agree(lambda: check_same(target), LoadError)
     if live.optimizer is not None:
         _set_state(live.optimizer, state)
