@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +267,57 @@ def test_what_saving_refuses(world: World, shared_tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 @CLASSES
+def test_a_target_that_cannot_be_written_is_told_on_every_rank(
+    world: World, saving: Saving, shared_tmp_path: Path
+) -> None:
+    state = stepped(state_of())
+    before = held(state)
+    if world.rank == 0:
+        (shared_tmp_path / "file").touch()
+    with pytest.raises(SaveError, match=r"rank 0: (FileExists|NotADirectory)Error"):
+        save(world, saving, shared_tmp_path / "file", state)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk: each write fails
+    try:
+        with pytest.raises(SaveError, match="File too large"):
+            save(world, saving, shared_tmp_path / "full", state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names_in(shared_tmp_path / "full") == []
+    assert held(state) == before
+    save(world, saving, shared_tmp_path / "full", state)
+
+
+@pytest.mark.ranks(2)
+def test_a_folder_that_ranks_do_not_share_is_refused(world: World, shared_tmp_path: Path) -> None:
+    own = shared_tmp_path / f"host-{world.rank}"
+    own.mkdir()
+    words = r"rank 1: .* isn't the folder that rank 0 writes to"
+    with pytest.raises(SaveError, match=words), chdir(own):
+        save(world, DCPCheckpointSaving, Path("runs"), state_of())
+    assert world.gather(names_in(own)) == [["runs"], []]
+
+
+@pytest.mark.ranks(2)
+@CLASSES
+def test_a_resumed_run_comes_by_the_same_step_again(
+    world: World, saving: Saving, shared_tmp_path: Path
+) -> None:
+    for seed, steps in enumerate((3, 4)):
+        save(world, saving, shared_tmp_path, stepped(state_of(seed=seed)), steps)
+    with pytest.raises(SaveError, match="exists; choose another name or delete it first"):
+        save(world, saving, shared_tmp_path, stepped(state_of(seed=2)), 4)
+    again = stepped(state_of(seed=2))
+    save(world, saving, shared_tmp_path, again, 3)
+    assert all("seen_steps_3-" in path for path in _named(shared_tmp_path))
+    if saving is DCPCheckpointSaving:
+        fresh = state_of(seed=1)
+        DCPCheckpointLoading(world.rank).load_checkpoint_(fresh, shared_tmp_path / FOLDER)
+        assert held(fresh) == held(again)
+
+
+@pytest.mark.ranks(2)
+@CLASSES
 def test_the_most_recent_are_kept(world: World, saving: Saving, shared_tmp_path: Path) -> None:
     (shared_tmp_path / "eid_other-foreign.bin").touch()
     execution = saving(shared_tmp_path, "e", world.rank)
@@ -277,6 +331,16 @@ def test_the_most_recent_are_kept(world: World, saving: Saving, shared_tmp_path:
     assert all("seen_steps_10-" in name or "seen_steps_11-" in name for name in found)
     assert (shared_tmp_path / "eid_other-foreign.bin").exists()
     assert all("seen_steps_11-" in path for path in _named(shared_tmp_path))
+
+
+@contextmanager
+def chdir(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _named(folder: Path) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -23,7 +24,8 @@ def agree(action: Callable[[], T], error: type[CheckpointError]) -> T:
     """
     result, failure = _attempt(action)
     failures: list[Failure | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
+    with _peers(error):
+        dist.all_gather_object(failures, failure)
     for one in failures:
         if one is not None:
             raise error(*one)
@@ -35,7 +37,8 @@ def on_rank_0(action: Callable[[], T], error: type[CheckpointError]) -> T:
     outcome: list[tuple[list[T], Failure | None]] = [([], None)]
     if dist.get_rank() == 0:
         outcome = [_attempt(action)]
-    dist.broadcast_object_list(outcome)
+    with _peers(error):
+        dist.broadcast_object_list(outcome)
     result, failure = outcome[0]
     if failure is not None:
         raise error(*failure)
@@ -47,6 +50,15 @@ def wire_device() -> torch.device:
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+@contextmanager
+def _peers(error: type[CheckpointError]) -> Iterator[None]:
+    """Say in our own words that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as lost:  # gloo's and NCCL's
+        raise error(f"another rank is gone: {lost}", dist.get_rank()) from lost
 
 
 def _attempt(action: Callable[[], T]) -> tuple[list[T], Failure | None]:

@@ -10,32 +10,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import torch.distributed as dist
-
 from shardproof_reference.checkpointing._collective import agree, on_rank_0
 from shardproof_reference.errors import SaveError
 
 
-def publish(targets: Sequence[Path], write: Callable[[list[Path]], None]) -> None:
+def publish(
+    targets: Sequence[Path],
+    write: Callable[[list[Path]], None],
+    keep: Callable[[Path], bool] = lambda target: True,
+) -> None:
     """Write under temporary names, sync, and rename when all is complete; collective.
 
-    Where a part of the targets exists, that is what a killed save has left, and is replaced.
-
     Args:
-        targets: Files or folders of one parent, seen by all ranks; not all of them exist.
+        targets: Files or folders of one parent, seen by all ranks.
         write: Writes to the paths that it is given; may be collective.
+        keep: Says of a target that exists whether it must not be replaced; asked on rank 0.
 
     Raises:
         SaveError: On every rank; nothing is left behind.
     """
-    building = on_rank_0(lambda: _begin(targets), SaveError)
+    building = on_rank_0(lambda: _begin(targets, keep), SaveError)
     try:
         agree(lambda: write(building), SaveError)
         on_rank_0(lambda: _finish(building, targets), SaveError)
     except SaveError:
-        if dist.get_rank() == 0:
-            for path in building:
-                _remove(path)
+        with suppress(SaveError):  # the first one tells
+            on_rank_0(lambda: _remove_all(building), SaveError)
         raise
 
 
@@ -51,15 +51,15 @@ def replace_json(path: Path, content: Mapping[str, str]) -> None:
 
 def delete(path: Path) -> None:
     """Delete a file or folder, which is gone under its name before any of it is; not collective."""
-    gone = _temporary(path)
+    gone = _temporary(path, ".deleted")
     path.rename(gone)
     _sync(path.parent)
     _remove(gone)
 
 
-def _begin(targets: Sequence[Path]) -> list[Path]:
-    if all(target.exists() for target in targets):
-        raise SaveError(f"{targets[0]} exists; choose another name or delete it first")
+def _begin(targets: Sequence[Path], keep: Callable[[Path], bool]) -> list[Path]:
+    if kept := next((target for target in targets if target.exists() and keep(target)), None):
+        raise SaveError(f"{kept} exists; choose another name or delete it first")
     targets[0].parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(targets[0].parent)
     return [_temporary(target) for target in targets]
@@ -69,12 +69,14 @@ def _finish(building: Sequence[Path], targets: Sequence[Path]) -> None:
     for path in building:
         _sync(path)
     for path, target in zip(building, targets, strict=True):
+        if target.is_dir():
+            delete(target)
         path.replace(target)
     _sync(targets[0].parent)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}{_mark()}{os.getpid()}")
+def _temporary(path: Path, why: str = "") -> Path:
+    return path.with_name(f".{path.name}{why}{_mark()}{os.getpid()}")
 
 
 def _mark() -> str:
@@ -97,6 +99,11 @@ def _lives(process: int) -> bool:
     except PermissionError:
         pass  # another user's
     return True
+
+
+def _remove_all(paths: Sequence[Path]) -> None:
+    for path in paths:
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from shardproof_reference.checkpointing._collective import agree, on_rank_0
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
 from shardproof_reference.checkpointing._full import flatten
 from shardproof_reference.checkpointing._metadata import SafeReader
@@ -30,13 +31,26 @@ from shardproof_reference.checkpointing._planners import (
     EntriesSavePlanner,
     chunk_of,
 )
-from shardproof_reference.errors import LoadError
+from shardproof_reference.errors import LoadError, SaveError
 
 
 def save_sharded(folder: FilePath, entries: Entries) -> None:
-    """Write this rank's boxes; collective. Of replicas, DCP lets one rank write each box."""
+    """Write this rank's boxes; collective. Of replicas, DCP lets one rank write each box.
+
+    Raises:
+        SaveError: On every rank: one doesn't see what rank 0 has made.
+    """
+    on_rank_0(lambda: folder.mkdir(), SaveError)
+    agree(lambda: _refuse_unseen(folder), SaveError)
     writer = FileSystemWriter(folder)
     save({}, storage_writer=writer, planner=EntriesSavePlanner(entries))
+
+
+def _refuse_unseen(folder: FilePath) -> None:
+    if not folder.is_dir():
+        raise SaveError(
+            f"{folder.parent} isn't the folder that rank 0 writes to; give one that all ranks share"
+        )
 
 
 class ShardedSource:

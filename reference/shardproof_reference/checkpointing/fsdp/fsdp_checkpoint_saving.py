@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -76,10 +76,20 @@ class _ExperimentSaving(CheckpointSavingExecutionABC):
                 f"{dist.get_world_size()}"
             )
 
-    def _name_it(self, paths: Mapping[str, Path]) -> None:
-        """Let the info file name a checkpoint that is complete; collective."""
+    def _publish(self, paths: Mapping[str, Path], write: Callable[[list[Path]], None]) -> None:
+        """Write a checkpoint, and let the info file name it when it is complete; collective.
+
+        What has the name already is replaced, as a run that was resumed comes by it again; but not
+        what the info file names: it would be gone for a moment.
+        """
+        publish([*paths.values()], write, self._is_named)
         info = {key: str(path.absolute()) for key, path in paths.items()}
         on_rank_0(lambda: replace_json(self.checkpoint_path / INFO, info), SaveError)
+
+    def _is_named(self, path: Path) -> bool:
+        info = self.checkpoint_path / INFO
+        named = json.loads(info.read_text(encoding="utf-8")).values() if info.exists() else ()
+        return str(path.absolute()) in named
 
     def _delete_checkpoint(self, training_progress: TrainingProgress) -> None:
         """Delete a checkpoint that the info file doesn't name; collective.
@@ -94,9 +104,7 @@ class _ExperimentSaving(CheckpointSavingExecutionABC):
         there = [path for path in paths if path.exists()]
         if not there:
             raise SaveError(f"{paths[0]} can't be deleted: it doesn't exist")
-        info = self.checkpoint_path / INFO
-        named = json.loads(info.read_text(encoding="utf-8")).values() if info.exists() else ()
-        if not {str(path.absolute()) for path in there}.isdisjoint(named):
+        if any(self._is_named(path) for path in there):
             raise SaveError(f"{there[0]} can't be deleted: {INFO} names it as the last checkpoint")
         for path in reversed(there):
             delete(path)
@@ -141,8 +149,7 @@ class FSDP1CheckpointSaving(_ExperimentSaving):
             for entity, live in parts.items():  # one after the other, as each fills rank 0's memory
                 save_full({entity.value: to[entity]}, agree(live.entries, SaveError))
 
-        publish([*paths.values()], write)
-        self._name_it(paths)
+        self._publish(paths, write)
 
     def _model_of(self, app_state: AppState) -> FullyShardedDataParallel:
         self._refuse_rank()
@@ -184,5 +191,4 @@ class DCPCheckpointSaving(_ExperimentSaving):
             entries = agree(lambda: to_app(live.entries(), live.groups()), SaveError)
             save_sharded(building[0], entries)
 
-        publish([*paths.values()], write)
-        self._name_it(paths)
+        self._publish(paths, write)
