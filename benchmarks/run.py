@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("engine", "faults", "oracle")
+BENCHMARKS = ("checkpoints", "engine", "faults", "oracle")
 
 
 def main() -> None:
