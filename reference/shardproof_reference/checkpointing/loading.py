@@ -88,23 +88,26 @@ def load(source: Source, live: Live, *, strict: bool = True) -> Misfits:
     Raises:
         LoadError: On every rank. If the checkpoint doesn't fit, nothing was changed.
     """
-    misfits = agree(lambda: _misfits(source.stored, live), LoadError)
-    if not strict:
-        source.stored = {
-            path: found
-            for path, found in source.stored.items()
-            if path[0] != "model" or path[1] not in misfits.unexpected_keys
-        }
-        live = replace(live, without=frozenset(misfits.missing_keys))
-    target, room, state = agree(lambda: _prepare(source.stored, live), LoadError)
-    read = agree(lambda: source.plan(target), LoadError)
-    agree(read, LoadError)
-    agree(lambda: check_same(target), LoadError)
+
+    def prepare() -> tuple[Misfits, _Prepared, Callable[[], None]]:
+        misfits = _misfits(source.stored, live)
+        if strict:
+            prepared = _prepare(source.stored, live)
+        else:
+            prepared = _prepare(*_in_common(source.stored, live, misfits))
+        return misfits, prepared, source.plan(prepared.target)
+
+    def finish() -> None:
+        read()
+        check_same(prepared.target)
+
+    misfits, prepared, read = agree(prepare, LoadError)
+    agree(finish, LoadError)
     if live.optimizer is not None:
-        _set_state(live.optimizer, state)
+        _set_state(live.optimizer, prepared.state)
         _set_options(live.optimizer, source.stored)
     if live.scheduler is not None:
-        set_scheduler(live.scheduler, source.stored, room)
+        set_scheduler(live.scheduler, source.stored, prepared.scheduler)
     return misfits
 
 
@@ -115,6 +118,15 @@ def _misfits(stored: Mapping[Path, object], live: Live) -> Misfits:
         [name for name in wanted if name not in set(found)],
         [name for name in found if name not in set(wanted)],
     )
+
+
+def _in_common(
+    stored: Mapping[Path, object], live: Live, misfits: Misfits
+) -> tuple[Mapping[Path, object], Live]:
+    """Leave out what only one side has."""
+    unexpected = {("model", name) for name in misfits.unexpected_keys}
+    both = {path: found for path, found in stored.items() if path not in unexpected}
+    return both, replace(live, without=frozenset(misfits.missing_keys))
 
 
 def refuse_misfit(stored: Mapping[Path, object], live: Live) -> None:
@@ -134,12 +146,16 @@ def _open(folder: FilePath, state_dict_type: StateDictType) -> Source:
     raise LoadError(f"{state_dict_type.name} is not supported; use SHARDED or FULL")
 
 
-def _prepare(stored: Mapping[Path, object], live: Live) -> tuple[Entries, Entries, State]:
-    """List where to read to, if the checkpoint fits there.
+class _Prepared(NamedTuple):
+    """Where to read to: everything, the scheduler's part of it, and the optimizer's state then."""
 
-    Returns:
-        All of it, the scheduler's part of it, and the optimizer's state once it is read.
-    """
+    target: Entries
+    scheduler: Entries
+    state: State
+
+
+def _prepare(stored: Mapping[Path, object], live: Live) -> _Prepared:
+    """List where to read to, if the checkpoint fits there."""
     target = live.model_entries()
     known = live.parameters()
     state: State = {}
@@ -150,7 +166,7 @@ def _prepare(stored: Mapping[Path, object], live: Live) -> tuple[Entries, Entrie
     target.add(room)
     scheduler = scheduler_room(stored) if live.scheduler is not None else Entries()
     target.add(scheduler)
-    return with_scratch(target), scheduler, state
+    return _Prepared(with_scratch(target), scheduler, state)
 
 
 def _set_state(optimizer: Optimizer, state: State) -> None:
