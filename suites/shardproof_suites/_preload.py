@@ -4,7 +4,11 @@ Each rank of each stage is a fresh process: what isn't there when it is forked, 
 in seconds of which torch._dynamo takes most.
 """
 
+from contextlib import suppress
+
 import torch._dynamo
 import torch.distributed.checkpoint._fsspec_filesystem
 import torch.distributed.tensor
-import torch.utils.serialization  # noqa: F401
+
+with suppress(ModuleNotFoundError):  # torch 2.6 has none, and so imports none later either
+    import torch.utils.serialization  # noqa: F401
