@@ -45,23 +45,23 @@ class Placing:
         self._buffers: dict[torch.Tensor, torch.Tensor] = {}
         self._synced: set[torch.Tensor] = set()
 
-    def place(self, name: str, unit: nn.Module, apart: set[nn.Module]) -> None:
+    def place(self, name: str, unit: nn.Module, done: set[nn.Module]) -> None:
         """Place what a unit holds, without what lies in other units; collective with `sync`.
 
         Args:
             name: The unit's name.
             unit: The unit.
-            apart: The units that are done.
+            done: The units that are done.
 
         Raises:
             WrapError: `param_init_fn` has not done what it is for.
         """
-        for place, module in _own_modules(unit, name, apart):
+        for place, module in _own_modules(unit, name, done):
             if self._param_init_fn is not None and any(t.is_meta for t in _tensors(module)):
-                self._initialize(self._param_init_fn, place, module, apart)
+                self._initialize(self._param_init_fn, place, module, done)
             self._move(place, module)
         if self._sync:
-            for _, module in _own_modules(unit, name, apart):
+            for _, module in _own_modules(unit, name, done):
                 for tensor in _tensors(module):
                     self._broadcast(tensor)
         # No parameter lies in two units, and what is kept here would stay whole.
@@ -69,15 +69,15 @@ class Placing:
         self._synced.clear()
 
     def _initialize(
-        self, function: ParamInitFn, name: str, module: nn.Module, apart: set[nn.Module]
+        self, function: ParamInitFn, name: str, module: nn.Module, done: set[nn.Module]
     ) -> None:
         """Let a function fill a module; what was one parameter before stays one."""
         before = {key: one for key, one in module._parameters.items() if one is not None}
         meta = {key for key, one in before.items() if one.is_meta}
-        done = [one for one in module.modules() if one in apart]
-        others = _marks(done)
+        inside = [one for one in module.modules() if one in done]
+        others = _marks(inside)
         function(module)
-        if others != _marks(done):
+        if others != _marks(inside):
             raise WrapError(
                 f"param_init_fn has changed units in {name.lstrip('.') or 'root'}; it is "
                 "called for each module by itself, and has to leave its children alone"
@@ -134,12 +134,12 @@ class Placing:
 
 
 def _own_modules(
-    module: nn.Module, name: str, apart: set[nn.Module]
+    module: nn.Module, name: str, done: set[nn.Module]
 ) -> Iterator[tuple[str, nn.Module]]:
     yield name, module
     for key, child in module._modules.items():
-        if child is not None and child not in apart:
-            yield from _own_modules(child, f"{name}.{key}", apart)
+        if child is not None and child not in done:
+            yield from _own_modules(child, f"{name}.{key}", done)
 
 
 def _marks(modules: Iterable[nn.Module]) -> list[tuple[int, int, int]]:

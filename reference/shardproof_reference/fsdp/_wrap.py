@@ -47,13 +47,7 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
         _agreement.agree(groups, (), error)
         raise
     _agreement.agree(groups, facts, None)
-    _ties.tie(model)
-    units = plan.units
-    for module in plan.apart:
-        _precision.compute_apart(module, plugin.mixed_precision_policy.param_dtype)
-    if plugin.activation_checkpointing:
-        offload = bool(plugin.activation_checkpointing_offload)
-        units = [one if one in plan.apart else _checkpointed(model, one, offload) for one in units]
+    units = _prepared(plugin, model, plan)
     if plugin.fsdp_version == 1:
         sharded = _flat(plugin, device, device_mesh, plan)
     else:
@@ -102,6 +96,17 @@ def _plan(plugin: Any, model: nn.Module, mesh: DeviceMesh | None, device: torch.
     if plugin.activation_checkpointing:
         _checks.refuse_checkpointing(model, [one for one in units if one not in apart])
     return _Plan(units, apart, ignored)
+
+
+def _prepared(plugin: Any, model: nn.Module, plan: _Plan) -> list[nn.Module]:
+    """Tie what is one memory, let modules compute apart, and return the units, checkpointed."""
+    _ties.tie(model)
+    for module in plan.apart:
+        _precision.compute_apart(module, plugin.mixed_precision_policy.param_dtype)
+    if not plugin.activation_checkpointing:
+        return plan.units
+    offload = bool(plugin.activation_checkpointing_offload)
+    return [one if one in plan.apart else _checkpointed(model, one, offload) for one in plan.units]
 
 
 def _device(mesh: DeviceMesh | None) -> torch.device:
