@@ -32,9 +32,19 @@ from shardproof_reference import (
 )
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 
-from ._models import Model, build, names_in, snapshot, train
+from ._models import KINDS, Model, build, names_in, snapshot, train
 
 PROGRESS = TrainingProgress(3, 96, 10, 320)
 FOLDER = "eid_e-seen_steps_3-seen_tokens_96-target_steps_10-target_tokens_320"
@@ -117,20 +127,26 @@ def test_files_and_the_info_that_names_them(
         assert info == {"checkpoint_folder_path": str(runs / FOLDER)}
 
 
-SCHEDULERS: list[Callable[[Any], LRScheduler] | None] = [
-    None,
-    lambda optimizer: StepLR(optimizer, 1, 0.5),
-    lambda optimizer: MultiStepLR(optimizer, [1, 3]),
-    lambda optimizer: SequentialLR(
+SCHEDULERS: dict[str, Callable[[Any], LRScheduler] | None] = {
+    "none": None,
+    "step": lambda optimizer: StepLR(optimizer, 1, 0.5),
+    "multi-step": lambda optimizer: MultiStepLR(optimizer, [1, 3]),
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    "one-cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10),
+    "cosine": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 5),
+    "chained": lambda optimizer: ChainedScheduler(
+        [StepLR(optimizer, 1), ExponentialLR(optimizer, 0.9)], optimizer=optimizer
+    ),
+    "sequential": lambda optimizer: SequentialLR(
         optimizer, [StepLR(optimizer, 1, 0.5), StepLR(optimizer, 2, 0.1)], [1]
     ),
-]
+}
 
 
 @pytest.mark.ranks(3)
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("kind", ["flat", "original", "fully-shard"])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_folder_comes_back(
     world: World, kind: str, scheduler: Callable[[Any], LRScheduler] | None, shared_tmp_path: Path
 ) -> None:
@@ -145,6 +161,23 @@ def test_folder_comes_back(
     assert fresh.is_loaded
     with pytest.raises(LoadError, match="loaded into this AppState already; make a new one"):
         loading.load_checkpoint_(fresh, shared_tmp_path / FOLDER)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_folder_of_one_kind_goes_into_another(
+    world: World, first: str, second: str, shared_tmp_path: Path
+) -> None:
+    state = stepped(state_of(first))
+    save(world, DCPCheckpointSaving, shared_tmp_path / "one", state)
+    other = state_of(second, seed=1)
+    loading = DCPCheckpointLoading(world.rank)
+    loading.load_checkpoint_(other, shared_tmp_path / "one" / FOLDER)
+    save(world, DCPCheckpointSaving, shared_tmp_path / "two", other)
+    back = state_of(first, seed=2)
+    loading.load_checkpoint_(back, shared_tmp_path / "two" / FOLDER)
+    assert held(back) == held(state)
 
 
 @pytest.mark.ranks(2)
