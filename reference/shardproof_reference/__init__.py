@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         FSDP1CheckpointLoadingIF,
     )
     from shardproof_reference.checkpointing.loading import load_checkpoint
+    from shardproof_reference.checkpointing.pending import Pending
     from shardproof_reference.checkpointing.progress import (
         CheckpointingInstruction,
         TrainingProgress,
@@ -72,6 +73,7 @@ __all__ = [
     "FullyShardedDataParallelPlugin",
     "LoadError",
     "MixedPrecisionSettings",
+    "Pending",
     "PluginError",
     "SaveError",
     "SaveEveryKStepsCheckpointingStrategy",
@@ -103,6 +105,7 @@ _HOME = {
     "FullyShardedDataParallelPlugin": "fsdp.plugin",
     "LoadError": "errors",
     "MixedPrecisionSettings": "checkpointing.fsdp.mixed_precision",
+    "Pending": "checkpointing.pending",
     "PluginError": "errors",
     "SaveError": "errors",
     "SaveEveryKStepsCheckpointingStrategy": "checkpointing.strategies",

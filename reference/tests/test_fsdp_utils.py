@@ -13,6 +13,7 @@ from shardproof import Launch
 from shardproof_reference import (
     FullyShardedDataParallelPlugin,
     LoadError,
+    Pending,
     SaveError,
     load_fsdp_model,
     load_fsdp_optimizer,
@@ -120,6 +121,37 @@ def _parameters(model: nn.Module) -> dict[str, Any]:
         one.fqn: [(part.offsets, part.tensor.tolist()) for part in one.piece().parts]
         for one in parameters(model)
     }
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", KINDS)
+@TYPES
+def test_an_asynchronous_save_is_a_snapshot(
+    kind: str, state_dict_type: str, shared_tmp_path: Path
+) -> None:
+    by = plugin(kind, state_dict_type)
+    model, optimizer = trained(kind)
+    held = snapshot(model, optimizer)
+    first = save_fsdp_model(by, None, model, shared_tmp_path, asynchronous=True)
+    second = save_fsdp_optimizer(by, None, optimizer, model, shared_tmp_path, asynchronous=True)
+    again = save_fsdp_model(by, None, model, shared_tmp_path, 1, asynchronous=True)
+    train(model, optimizer)  # beside it, with collectives of its own
+    assert isinstance(first, Pending)
+    assert isinstance(second, Pending)
+    assert isinstance(again, Pending)
+    for pending in (first, second, again):
+        pending.wait()
+        pending.wait()
+        assert pending.done
+    assert snapshot(model, optimizer) != held
+    fresh, stepless = build(kind, seed=1)
+    load_fsdp_model(by, None, fresh, shared_tmp_path)
+    load_fsdp_optimizer(by, None, stepless, fresh, shared_tmp_path)
+    assert snapshot(fresh, stepless) == held
+    twice = save_fsdp_model(by, None, model, shared_tmp_path, asynchronous=True)
+    assert isinstance(twice, Pending)
+    with pytest.raises(SaveError, match="exists; choose another name or delete it first"):
+        twice.wait()
 
 
 @pytest.mark.ranks(2)

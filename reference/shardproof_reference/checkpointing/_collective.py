@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -17,6 +18,24 @@ T = TypeVar("T")
 Failure: TypeAlias = tuple[str, int]
 
 
+_group: ContextVar[dist.ProcessGroup | None] = ContextVar("_group", default=None)
+
+
+def group() -> dist.ProcessGroup | None:
+    """Give the group of all ranks that is used here; None is the default one."""
+    return _group.get()
+
+
+@contextmanager
+def over(other: dist.ProcessGroup) -> Iterator[None]:
+    """Use another group of all ranks in this thread."""
+    token = _group.set(other)
+    try:
+        yield
+    finally:
+        _group.reset(token)
+
+
 def agree(action: Callable[[], T], error: type[CheckpointError]) -> T:
     """Run something on each rank; where it fails on one, raise that rank's message on all.
 
@@ -25,7 +44,7 @@ def agree(action: Callable[[], T], error: type[CheckpointError]) -> T:
     result, failure = _attempt(action)
     failures: list[Failure | None] = [None] * dist.get_world_size()
     with _peers(error):
-        dist.all_gather_object(failures, failure)
+        dist.all_gather_object(failures, failure, group=group())
     for one in failures:
         if one is not None:
             raise error(*one)
@@ -38,7 +57,7 @@ def on_rank_0(action: Callable[[], T], error: type[CheckpointError]) -> T:
     if dist.get_rank() == 0:
         outcome = [_attempt(action)]
     with _peers(error):
-        dist.broadcast_object_list(outcome)
+        dist.broadcast_object_list(outcome, src=0, group=group())
     result, failure = outcome[0]
     if failure is not None:
         raise error(*failure)
@@ -46,8 +65,8 @@ def on_rank_0(action: Callable[[], T], error: type[CheckpointError]) -> T:
 
 
 def wire_device() -> torch.device:
-    """Give the device whose tensors the default group's backend can send."""
-    if dist.get_backend() == "nccl":
+    """Give the device whose tensors the group's backend can send."""
+    if dist.get_backend(group()) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -54,6 +54,16 @@ class Entries:
         self.objects |= other.objects
         self.same |= other.same
 
+    def snapshot(self) -> Entries:
+        """Return a copy in CPU memory, which what is live leaves alone."""
+        copies: dict[int, Piece] = {}
+        for piece in self.pieces.values():
+            if id(piece) not in copies:
+                parts = (Part(part.offsets, part.tensor.cpu().clone()) for part in piece.parts)
+                copies[id(piece)] = Piece(piece.shape, piece.dtype, tuple(parts))
+        pieces = {path: copies[id(piece)] for path, piece in self.pieces.items()}
+        return Entries(pieces, dict(self.objects), dict(self.same))
+
     def without(self, paths: Collection[Path]) -> Entries:
         """Return a copy that lacks some tensors."""
         return Entries(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardproof_reference.checkpointing._collective import on_rank_0
+from shardproof_reference.checkpointing._collective import group, on_rank_0
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec
 from shardproof_reference.checkpointing._gather import Tensors, gather, scatter
 from shardproof_reference.checkpointing._optimizer import GROUPS
@@ -29,7 +29,7 @@ def save_full(files: Mapping[str, FilePath], entries: Entries) -> None:
     """
     tensors = gather(entries)
     objects: list[dict[Path, object]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(objects, entries.objects)
+    dist.all_gather_object(objects, entries.objects, group=group())
     everything: dict[Path, object] = {**tensors}
     for one in objects:
         everything |= one

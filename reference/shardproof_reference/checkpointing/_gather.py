@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from shardproof_reference.checkpointing._collective import wire_device
+from shardproof_reference.checkpointing._collective import group, wire_device
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
 from shardproof_reference.checkpointing._pieces import Part, Shape, bytes_of
 from shardproof_reference.errors import SaveError
@@ -76,7 +76,7 @@ def _share(entries: Entries) -> list[Layout]:
     for path, box in _boxes(entries):
         mine[path][1].append(box)
     layouts: list[Layout] = [{}] * dist.get_world_size()
-    dist.all_gather_object(layouts, mine)
+    dist.all_gather_object(layouts, mine, group=group())
     return layouts
 
 
@@ -112,7 +112,7 @@ def _boxes(entries: Entries) -> dict[tuple[Path, Box], Part]:
 def _send(tensors: Iterable[torch.Tensor], rank: int) -> None:
     parts = [bytes_of(tensor).to(wire_device()) for tensor in tensors]
     if parts:
-        dist.send(torch.cat(parts), dst=rank)
+        dist.send(torch.cat(parts), dst=rank, group=group())
 
 
 def _receive(targets: list[torch.Tensor], rank: int) -> None:
@@ -120,7 +120,7 @@ def _receive(targets: list[torch.Tensor], rank: int) -> None:
     if not sizes:
         return
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=wire_device())
-    dist.recv(buffer, src=rank)
+    dist.recv(buffer, src=rank, group=group())
     for target, part in zip(targets, torch.split(buffer, sizes), strict=True):
         # A part may start anywhere; only a copy is aligned for its dtype.
         target.copy_(part.clone().view(target.dtype).view(target.shape))

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from shardproof_reference.checkpointing._collective import agree, on_rank_0
+from shardproof_reference.checkpointing._collective import agree, group, on_rank_0
 from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpec, key_of
 from shardproof_reference.checkpointing._full import flatten
 from shardproof_reference.checkpointing._metadata import SafeReader
@@ -43,7 +43,8 @@ def save_sharded(folder: FilePath, entries: Entries) -> None:
     on_rank_0(lambda: folder.mkdir(), SaveError)
     agree(lambda: _refuse_unseen(folder), SaveError)
     writer = FileSystemWriter(folder)
-    save({}, storage_writer=writer, planner=EntriesSavePlanner(entries))
+    planner = EntriesSavePlanner(entries)
+    save({}, storage_writer=writer, planner=planner, process_group=group())
 
 
 def _refuse_unseen(folder: FilePath) -> None:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from torch.distributed.fsdp import StateDictType
 
 from shardproof_reference.checkpointing._collective import agree
+from shardproof_reference.checkpointing._entries import Entries
 from shardproof_reference.checkpointing._full import FullSource, save_full
 from shardproof_reference.checkpointing._live import Live
 from shardproof_reference.checkpointing._publish import publish
 from shardproof_reference.checkpointing._sharded import ShardedSource, save_sharded
 from shardproof_reference.checkpointing.loading import Misfits, Source, load
+from shardproof_reference.checkpointing.pending import Pending
 from shardproof_reference.errors import LoadError, SaveError
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ def save_fsdp_model(
     model: nn.Module,
     output_dir: str | Path,
     model_index: int = 0,
-) -> None:
+    *,
+    asynchronous: bool = False,
+) -> Pending | None:
     """Save a model as the plugin's state-dict type says; collective.
 
     Args:
@@ -43,11 +47,15 @@ def save_fsdp_model(
         model: Wrapped with FSDP1 or `fully_shard`. It isn't changed.
         output_dir: Seen by all ranks; made if it isn't there.
         model_index: Part of the name, where there are several.
+        asynchronous: Whether only a snapshot is made now, in each rank's CPU memory.
+
+    Returns:
+        Of an asynchronous save what to wait for; it raises the errors of writing then.
 
     Raises:
         SaveError: On every rank; nothing is left behind. What exists is not overwritten.
     """
-    _save(fsdp_plugin, "model", model_index, output_dir, Live((model,)))
+    return _save(fsdp_plugin, "model", model_index, output_dir, Live((model,)), asynchronous)
 
 
 def load_fsdp_model(
@@ -86,7 +94,9 @@ def save_fsdp_optimizer(
     model: nn.Module,
     output_dir: str | Path,
     optimizer_index: int = 0,
-) -> None:
+    *,
+    asynchronous: bool = False,
+) -> Pending | None:
     """Save an optimizer's state under the model's names; collective.
 
     Args:
@@ -96,12 +106,16 @@ def save_fsdp_optimizer(
         model: Wrapped.
         output_dir: Seen by all ranks; made if it isn't there.
         optimizer_index: Part of the name, where there are several.
+        asynchronous: Whether only a snapshot is made now, in each rank's CPU memory.
+
+    Returns:
+        Of an asynchronous save what to wait for; it raises the errors of writing then.
 
     Raises:
         SaveError: On every rank; nothing is left behind. What exists is not overwritten.
     """
     live = Live((model,), optimizer, with_model=False)
-    _save(fsdp_plugin, "optimizer", optimizer_index, output_dir, live)
+    return _save(fsdp_plugin, "optimizer", optimizer_index, output_dir, live, asynchronous)
 
 
 def load_fsdp_optimizer(
@@ -130,18 +144,30 @@ def load_fsdp_optimizer(
 
 
 def _save(
-    plugin: FullyShardedDataParallelPlugin, entity: str, index: int, folder: str | Path, live: Live
-) -> None:
-    target = agree(lambda: _path(plugin, entity, index, Path(folder), SaveError), SaveError)
+    plugin: FullyShardedDataParallelPlugin,
+    entity: str,
+    index: int,
+    folder: str | Path,
+    live: Live,
+    asynchronous: bool,
+) -> Pending | None:
+    def prepare() -> tuple[Path, Entries]:
+        path = _path(plugin, entity, index, Path(folder), SaveError)
+        entries = live.entries()
+        return path, entries.snapshot() if asynchronous else entries
+
+    target, entries = agree(prepare, SaveError)
 
     def write(building: list[Path]) -> None:
-        entries = agree(live.entries, SaveError)
         if target.suffix:
             save_full({entity: building[0]}, entries)
         else:
             save_sharded(building[0], entries)
 
+    if asynchronous:
+        return Pending(lambda: publish([target], write))
     publish([target], write)
+    return None
 
 
 def _open(
