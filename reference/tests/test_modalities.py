@@ -277,7 +277,7 @@ def test_what_loading_from_files_refuses(world: World, shared_tmp_path: Path) ->
         loads.load_model_checkpoint(other, model_file)
     assert not isinstance(other.block, FullyShardedDataParallel)
     assert all(torch.equal(*pair) for pair in zip(other.parameters(), before, strict=True))
-    with pytest.raises(LoadError, match="the Model isn't wrapped; load into the model that FSDP"):
+    with pytest.raises(LoadError, match="the Model isn't wrapped; give the model that FSDP"):
         loads.load_optimizer_checkpoint_(state.optimizer, Model(), optimizer_file)
     with pytest.raises(LoadError, match="holds the state of a model, but that of a optim"):
         loads.load_optimizer_checkpoint_(state.optimizer, state.model_parts[0], model_file)
@@ -295,6 +295,11 @@ def test_what_saving_refuses(world: World, shared_tmp_path: Path) -> None:
     wrong = DCPCheckpointSaving(shared_tmp_path, "e", 0)
     with pytest.raises(SaveError, match="rank 1: global_rank=0, but this is rank 1 of 2"):
         wrong.run_checkpoint_instruction(NOW, PROGRESS, state)
+    bare = AppState(Model(), torch.optim.SGD(Model().parameters()))
+    with pytest.raises(SaveError, match="the Model isn't wrapped; give the model that FSDP has"):
+        save(world, DCPCheckpointSaving, shared_tmp_path, bare)
+    with pytest.raises(SaveError, match=r"rank 1: this rank is to save .*steps_1-.*, but rank 0"):
+        save(world, DCPCheckpointSaving, shared_tmp_path, state, world.rank)
     assert names_in(shared_tmp_path) == []
 
 

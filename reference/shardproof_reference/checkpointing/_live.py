@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
 from shardproof_reference.checkpointing._entries import Entries, model_entries
 from shardproof_reference.checkpointing._optimizer import group_names, optimizer_entries
 from shardproof_reference.checkpointing._parameters import Parameter, parameters
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+
+_WRAPPED = (FullyShardedDataParallel, FSDPModule)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,18 @@ class Live:
     scheduler: LRScheduler | None = None
     with_model: bool = True
     without: frozenset[str] = frozenset()
+
+    def refuse_unwrapped(self) -> None:
+        """Refuse a part of which every rank has all: which rank's it is would be left to chance.
+
+        Raises:
+            CheckpointError: Naming its class.
+        """
+        for part in self.parts:
+            if not any(isinstance(one, _WRAPPED) for one in part.modules()):
+                raise CheckpointError(
+                    f"the {type(part).__name__} isn't wrapped; give the model that FSDP has wrapped"
+                )
 
     def parameters(self) -> list[Parameter]:
         """List the parameters of all parts, in the same order on every rank."""
@@ -66,8 +83,9 @@ class Live:
         """List everything that is stored.
 
         Raises:
-            CheckpointError: There is state that can't be stored.
+            CheckpointError: The model isn't wrapped, or there is state that can't be stored.
         """
+        self.refuse_unwrapped()
         found = self.model_entries()
         if self.optimizer is not None:
             found.add(optimizer_entries(self.optimizer, self.parameters()))

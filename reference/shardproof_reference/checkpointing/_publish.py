@@ -29,8 +29,9 @@ def publish(
     Raises:
         SaveError: On every rank; nothing is left behind.
     """
-    building = on_rank_0(lambda: _begin(targets, keep), SaveError)
+    building, chosen = on_rank_0(lambda: (_begin(targets, keep), [*targets]), SaveError)
     try:
+        agree(lambda: _refuse_others(targets, chosen), SaveError)
         agree(lambda: write(building), SaveError)
         on_rank_0(lambda: _finish(building, targets), SaveError)
     except SaveError:
@@ -55,6 +56,12 @@ def delete(path: Path) -> None:
     path.rename(gone)
     _sync(path.parent)
     _remove(gone)
+
+
+def _refuse_others(targets: Sequence[Path], chosen: Sequence[Path]) -> None:
+    """Refuse on a rank what isn't rank 0's, before they wait for each other's parts of it."""
+    if [*targets] != [*chosen]:
+        raise SaveError(f"this rank is to save {targets[0]}, but rank 0 {chosen[0]}")
 
 
 def _begin(targets: Sequence[Path], keep: Callable[[Path], bool]) -> list[Path]:

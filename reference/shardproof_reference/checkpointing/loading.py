@@ -90,6 +90,7 @@ def load(source: Source, live: Live, *, strict: bool = True) -> Misfits:
     """
 
     def prepare() -> tuple[Misfits, _Prepared, Callable[[], None]]:
+        live.refuse_unwrapped()
         misfits = _misfits(source.stored, live)
         if strict:
             prepared = _prepare(source.stored, live)

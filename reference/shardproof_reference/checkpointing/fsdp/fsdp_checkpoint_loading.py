@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import ShardingStrategy
 
 from shardproof_reference.checkpointing._app_layout import from_app
 from shardproof_reference.checkpointing._collective import agree, wire_device
@@ -98,7 +98,6 @@ class FSDP1CheckpointLoading(FSDP1CheckpointLoadingIF):
             LoadError: On every rank. If the state doesn't fit, nothing was changed.
         """
         agree(lambda: _refuse_rank(self.global_rank), LoadError)
-        agree(lambda: _refuse_unwrapped(model), LoadError)
         source = FullSource({"optimizer": Path(file_path)})
         load(source, Live((model,), optimizer, with_model=False))
 
@@ -137,8 +136,6 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
 
         def open_source() -> ShardedSource:
             _refuse_rank(self._global_rank)
-            for part in app_state.model_parts:
-                _refuse_unwrapped(part)
             source = ShardedSource(Path(checkpoint_dir_path))
             source.rename(*from_app(source.stored, app_state.live().groups()))
             return source
@@ -150,10 +147,3 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
 def _refuse_rank(rank: int) -> None:
     if rank != dist.get_rank():
         raise LoadError(f"global_rank={rank}, but this is rank {dist.get_rank()}")
-
-
-def _refuse_unwrapped(model: nn.Module) -> None:
-    if not any(isinstance(m, FullyShardedDataParallel | FSDPModule) for m in model.modules()):
-        raise LoadError(
-            f"the {type(model).__name__} isn't wrapped; load into the model that FSDP has wrapped"
-        )
