@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         DistributedCheckpointLoadingIF,
         FSDP1CheckpointLoadingIF,
     )
-    from shardproof_reference.checkpointing.loading import load_checkpoint
+    from shardproof_reference.checkpointing.loading import Misfits, load_checkpoint
     from shardproof_reference.checkpointing.pending import Pending
     from shardproof_reference.checkpointing.progress import (
         CheckpointingInstruction,
@@ -72,6 +72,7 @@ __all__ = [
     "FSDP1CheckpointSaving",
     "FullyShardedDataParallelPlugin",
     "LoadError",
+    "Misfits",
     "MixedPrecisionSettings",
     "Pending",
     "PluginError",
@@ -104,6 +105,7 @@ _HOME = {
     "FSDP1CheckpointSaving": "checkpointing.fsdp.fsdp_checkpoint_saving",
     "FullyShardedDataParallelPlugin": "fsdp.plugin",
     "LoadError": "errors",
+    "Misfits": "checkpointing.loading",
     "MixedPrecisionSettings": "checkpointing.fsdp.mixed_precision",
     "Pending": "checkpointing.pending",
     "PluginError": "errors",

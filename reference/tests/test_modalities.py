@@ -181,19 +181,23 @@ def test_folder_of_one_kind_goes_into_another(
 
 
 @pytest.mark.ranks(2)
-def test_parameter_groups_come_back(world: World, shared_tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_parameter_groups_come_back(
+    world: World, kind: Callable[[float], Any], shared_tmp_path: Path
+) -> None:
     def grouped(seed: int, lr: float) -> AppState:
         model, _ = build("fully-shard", seed=seed)
         first, *others = model.parameters()
-        groups = [{"params": [first], "lr": lr}, {"params": others, "weight_decay": lr}]
-        return AppState(model, torch.optim.AdamW(groups))
+        groups = [{"params": [first], "lr": kind(lr)}, {"params": others, "weight_decay": lr}]
+        return AppState(model, torch.optim.AdamW(groups, lr=kind(2 * lr)))
 
     state = stepped(grouped(0, 0.5))
     save(world, DCPCheckpointSaving, shared_tmp_path, state)
     fresh = grouped(1, 0.25)
     DCPCheckpointLoading(world.rank).load_checkpoint_(fresh, shared_tmp_path / FOLDER)
     assert held(fresh) == held(state)
-    one_group = state_of("fully-shard", seed=1)
+    model, _ = build("fully-shard", seed=1)
+    one_group = AppState(model, torch.optim.AdamW(model.parameters(), lr=kind(1.0)))
     with pytest.raises(LoadError, match="which is in the same parameter group here, has"):
         DCPCheckpointLoading(world.rank).load_checkpoint_(one_group, shared_tmp_path / FOLDER)
 

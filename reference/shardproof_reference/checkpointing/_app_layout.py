@@ -6,7 +6,7 @@ which parameters are one group is the optimizer's own affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardproof_reference.checkpointing._entries import Entries, Path, key_of
 from shardproof_reference.checkpointing._optimizer import GROUPS, STATE, group_path
@@ -35,13 +35,14 @@ def to_app(entries: Entries, groups: Groups) -> Entries:
 
 
 def from_app(
-    stored: Mapping[Path, object], groups: Groups
+    stored: Mapping[Path, object], groups: Groups, value_of: Callable[[Path], object]
 ) -> tuple[dict[Path, object], dict[Path, Path]]:
     """Return what a folder holds under our names, and where it is stored.
 
     Args:
         stored: What it holds, under its own.
         groups: The names of each parameter group's parameters, in the optimizer that is to have it.
+        value_of: Reads what is stored under a path: an option may be a tensor.
 
     Raises:
         LoadError: A name that Modalities doesn't give, or parameters of one group whose options
@@ -68,12 +69,13 @@ def from_app(
         for name in held:
             for option, path in options.pop(name).items():
                 ours = group_path(index, option)
-                if found.setdefault(ours, stored[path]) != stored[path]:
+                first = places.setdefault(ours, path)
+                found[ours] = stored[first]
+                if value_of(first) != value_of(path):
                     raise LoadError(
-                        f"{key_of(path)} is {stored[path]!r} in the checkpoint, but {held[0]}, "
-                        f"which is in the same parameter group here, has {found[ours]!r}"
+                        f"{key_of(path)} is {value_of(path)!r} in the checkpoint, but {held[0]}, "
+                        f"which is in the same parameter group here, has {value_of(first)!r}"
                     )
-                places.setdefault(ours, path)
     for number, (name, own) in enumerate(options.items(), start=len(groups)):
         found[group_path(number, "params")] = [name]
         found |= {group_path(number, option): stored[path] for option, path in own.items()}

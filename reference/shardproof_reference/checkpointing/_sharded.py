@@ -26,6 +26,7 @@ from shardproof_reference.checkpointing._entries import Entries, Path, TensorSpe
 from shardproof_reference.checkpointing._full import flatten
 from shardproof_reference.checkpointing._metadata import SafeReader
 from shardproof_reference.checkpointing._optimizer import GROUPS
+from shardproof_reference.checkpointing._pieces import replicated
 from shardproof_reference.checkpointing._planners import (
     EntriesLoadPlanner,
     EntriesSavePlanner,
@@ -92,6 +93,15 @@ class ShardedSource:
             places: Where each tensor is stored, under the old ones.
         """
         self.stored, self._places = stored, places
+
+    def value(self, path: Path) -> object:
+        """Read one small entry: an object, or a tensor as a number or nested lists."""
+        found = self.stored[path]
+        if not isinstance(found, TensorSpec):
+            return found
+        tensor = torch.empty(found.shape, dtype=found.dtype)
+        self.plan(Entries({path: replicated(tensor)}))()
+        return tensor.tolist()
 
     def plan(self, entries: Entries) -> Callable[[], None]:
         """Return what reads this rank's boxes, straight into their memory.

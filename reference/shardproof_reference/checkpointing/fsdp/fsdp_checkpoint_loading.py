@@ -137,7 +137,8 @@ class DCPCheckpointLoading(DistributedCheckpointLoadingIF):
         def open_source() -> ShardedSource:
             _refuse_rank(self._global_rank)
             source = ShardedSource(Path(checkpoint_dir_path))
-            source.rename(*from_app(source.stored, app_state.live().groups()))
+            groups = app_state.live().groups()
+            source.rename(*from_app(source.stored, groups, source.value))
             return source
 
         app_state.load(agree(open_source, LoadError))
