@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,13 @@ from ._plugins import Plugged
 # With one of these pytest cuts no line of its summary, and the tests compare what a reader sees.
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
+# A job in the background of a shell ignores these, as do the sessions that it starts; tests send them.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture
