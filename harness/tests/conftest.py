@@ -14,7 +14,7 @@ from ._plugins import Plugged
 # With one of these pytest cuts no line of its summary, and the tests compare what a reader sees.
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
-# A job in the background of a shell ignores these, as do the sessions that it starts; tests send them.
+# A job in the background of a shell ignores these, and so do the sessions that tests send them to.
 for _number, _handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
