@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 
-from ._plugin_models import BLOCKS, VERSIONS, Model, loss, wrap
+from ._plugin_models import BLOCKS, VERSIONS, WIDTH, Block, Model, loss, wrap
 
 
 @pytest.mark.ranks(1)
@@ -109,6 +110,78 @@ def test_function_that_changes_units_that_are_done_is_refused(version: int) -> N
     model.own = nn.Parameter(torch.ones(2, device="meta"))
     with pytest.raises(WrapError, match="param_init_fn has changed units in root"):
         wrap(model, fsdp_version=version, param_init_fn=lambda one: one.to_empty(device="cpu"))
+
+
+def _other_shape(module: nn.Module) -> None:
+    module.to_empty(device="cpu", recurse=False)
+    if isinstance(module, nn.Linear):
+        module.bias = nn.Parameter(torch.zeros(WIDTH - 1))
+
+
+def _other_dtype(module: nn.Module) -> None:
+    module.to_empty(device="cpu", recurse=False).half()
+
+
+def _trainable(module: nn.Module) -> None:
+    module.to_empty(device="cpu", recurse=False)
+    if isinstance(module, nn.Linear):
+        module.weight = nn.Parameter(torch.zeros_like(module.weight))
+
+
+def _taken_out(module: nn.Module) -> None:
+    module.to_empty(device="cpu", recurse=False)
+    if isinstance(module, Block):
+        del module.scale
+
+
+def _put_in(module: nn.Module) -> None:
+    module.to_empty(device="cpu", recurse=False)
+    module.register_buffer("more", torch.zeros(1))
+
+
+CHANGES: list[tuple[Callable[[nn.Module], None], str]] = [
+    (_other_shape, r"a trainable parameter \(5,\) .* of blocks\.0\.lin\.bias, which is .* \(6,\)"),
+    (
+        _other_dtype,
+        r"a buffer .* torch\.float16 of blocks\.0\.scale, which is a buffer \(3,\) torch\.float32",
+    ),
+    (
+        _trainable,
+        r"a trainable parameter .* of blocks\.0\.lin\.weight, which is a frozen parameter",
+    ),
+    (_taken_out, r"nothing of blocks\.0\.scale, which is a buffer"),
+    (_put_in, r"a buffer \(1,\) torch\.float32 of blocks\.0\.more, which is nothing"),
+]
+
+
+@pytest.mark.ranks(1)
+@VERSIONS
+@pytest.mark.parametrize(
+    ("function", "words"), [pytest.param(*case, id=case[0].__name__) for case in CHANGES]
+)
+def test_function_that_makes_other_tensors_is_refused(
+    version: int, function: Callable[[nn.Module], None], words: str
+) -> None:
+    with torch.device("meta"):
+        model = Model().requires_grad_(function is not _trainable)
+    with pytest.raises(WrapError, match=f"param_init_fn has made {words}"):
+        wrap(model, fsdp_version=version, param_init_fn=function)
+
+
+@pytest.mark.ranks(2)
+@VERSIONS
+@pytest.mark.parametrize("function", [None, lambda one: one.to_empty(device="cpu", recurse=False)])
+def test_tensor_on_the_meta_device_that_is_no_buffer_is_refused(
+    world: World, version: int, function: Callable[[nn.Module], None] | None
+) -> None:
+    with torch.device("meta" if world.rank else "cpu"):
+        model = Model()
+        model.blocks[1].table = torch.ones(3)
+    words = r"blocks\.1\.table is a tensor on the meta device, but no parameter and no buffer"
+    if function is not None:
+        words = r"param_init_fn has left blocks\.1\.table on the meta device"
+    with pytest.raises(WrapError, match=words):
+        wrap(model, fsdp_version=version, sync_module_states=True, param_init_fn=function)
 
 
 @pytest.mark.ranks(1)

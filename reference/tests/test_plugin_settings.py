@@ -29,7 +29,12 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import (
+    ModuleWrapPolicy,
+    lambda_auto_wrap_policy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
 
 DEFAULTS = {
     "fsdp_version": 1,
@@ -178,9 +183,12 @@ def test_what_a_setting_may_be_given_as(
 
 def test_functions_are_kept() -> None:
     decide = partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.Linear})
-    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy=decide, param_init_fn=nn.Module.cpu)
-    assert plugin.auto_wrap_policy is decide
-    assert plugin.param_init_fn is nn.Module.cpu
+    for policy in (decide, ModuleWrapPolicy({nn.Linear}), lambda **asked: asked["recurse"]):
+        plugin = FullyShardedDataParallelPlugin(
+            auto_wrap_policy=policy, param_init_fn=nn.Module.cpu
+        )
+        assert plugin.auto_wrap_policy is policy
+        assert plugin.param_init_fn is nn.Module.cpu
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -203,6 +211,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "auto_wrap_policy is one of transformer_based_wrap, *, got 'wrap'",
     ),
     ({"auto_wrap_policy": 3}, "auto_wrap_policy is a function, got 3"),
+    (
+        {"auto_wrap_policy": lambda module: True},
+        "auto_wrap_policy is a function of module, recurse and nonwrapped_numel (got an unexpected "
+        "keyword argument 'recurse'), got <function *",
+    ),
+    (
+        {"auto_wrap_policy": lambda_auto_wrap_policy},
+        "auto_wrap_policy is a function of module, * (missing a required argument: 'lambda_fn'), *",
+    ),
     ({"mixed_precision_policy": MixedPrecision(torch.int8)}, "mixed_precision_policy[*] is a fl*"),
     ({"mixed_precision_policy": "float8_e4m3fn"}, "mixed_precision_policy is a floating*16 bit*"),
     (
@@ -460,3 +477,14 @@ def test_building_changes_nothing_outside() -> None:
         del os.environ["FSDP_SHARDING_STRATEGY"]
     assert before == (dict(os.environ), torch.get_default_dtype(), torch.get_rng_state().tolist())
     assert not torch.distributed.is_initialized()
+
+
+def test_settings_that_work_together_only_are_replaced_together() -> None:
+    plugin = FullyShardedDataParallelPlugin(transformer_cls_names_to_wrap="Block", **TRANSFORMER)
+    changed = dataclasses.replace(
+        plugin, auto_wrap_policy=None, transformer_cls_names_to_wrap=None, fsdp_version="1"
+    )
+    assert changed.auto_wrap_policy is None
+    assert plugin.auto_wrap_policy == "transformer_based_wrap"
+    sized = dataclasses.replace(changed, auto_wrap_policy="size_based_wrap", min_num_params="100")
+    assert (sized.auto_wrap_policy, sized.min_num_params) == ("size_based_wrap", 100)

@@ -189,3 +189,33 @@ def test_checkpointed_units_are_made_by_a_function(world: World, version: int) -
     settings = {"activation_checkpointing": True, "param_init_fn": empty, "use_orig_params": True}
     wrapped = wrap(model, fsdp_version=version, sync_module_states=True, **settings)
     assert torch.equal(loss(wrapped), loss(seeded(0)))
+
+
+@pytest.mark.ranks(2)
+@VERSIONS
+@pytest.mark.parametrize("function", [None, empty])
+def test_other_name_of_a_buffer_shows_the_same_one(
+    world: World, version: int, function: Any
+) -> None:
+    with torch.device("meta" if world.rank else "cpu"):
+        model = seeded(0)
+    for block in model.blocks:
+        block.original_scale = block.scale  # as rotary embeddings do
+    model.blocks[1].count = model.blocks[0].count
+    settings = {"sync_module_states": True, "param_init_fn": function}
+    wrapped = wrap(model, fsdp_version=version, **settings)
+    first, second = blocks(wrapped)
+    assert first.original_scale is first.scale
+    assert second.count is first.count
+    assert torch.equal(loss(wrapped), loss(seeded(0)))
+
+
+@pytest.mark.ranks(2)
+@VERSIONS
+def test_attributes_survive_a_function(world: World, version: int) -> None:
+    with torch.device("meta" if world.rank else "cpu"):
+        model = Model()
+    model.blocks[0].lin.bias.no_decay = True
+    settings = {"sync_module_states": True, "use_orig_params": True, "param_init_fn": empty}
+    wrapped = wrap(model, fsdp_version=version, **settings)
+    assert sum(hasattr(parameter, "no_decay") for parameter in wrapped.parameters()) == 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from shardproof_reference.errors import WrapError
+from shardproof_reference.errors import CheckpointError, WrapError
 from shardproof_reference.fsdp._reading import READERS
+from shardproof_reference.fsdp._ties import memory
 
 # Functions and modules; what they do shows in the units and in what is ignored.
 _NOT_COMPARED = ("auto_wrap_policy", "param_init_fn", "ignored_modules")
@@ -33,7 +35,10 @@ def agree(
     Raises:
         WrapError: Naming the rank, and the first fact in which it differs.
     """
-    told = None if refusal is None else f"rank {dist.get_rank()}: {refusal}"
+    told = None
+    if refusal is not None:
+        kind = "" if isinstance(refusal, CheckpointError) else f"{type(refusal).__name__}: "
+        told = f"rank {dist.get_rank()}: {kind}{refusal}"
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     for group in groups:
         every = _gather((told, digest), group)
@@ -46,24 +51,52 @@ def agree(
         raise WrapError(told)
 
 
+def any_rank(groups: Iterable[dist.ProcessGroup | None], mine: bool) -> bool:
+    """Tell whether something is so on any rank; collective, in groups as `agree` has them."""
+    for group in groups:
+        mine = any(_gather(mine, group))
+    return mine
+
+
 def facts(
     plugin: Any,
     model: nn.Module,
+    mesh: DeviceMesh | None,
     units: Iterable[nn.Module],
     ignored: Iterable[nn.Module],
 ) -> Iterator[str]:
-    """Yield what ranks have to have in common; not the values of tensors, nor where they are."""
+    """Yield what ranks have to have in common; not the values of tensors, nor where they are.
+
+    That includes which tensors are one: each is broadcast once.
+    """
     for name in READERS:
         if name not in _NOT_COMPARED:
             yield f"{name}={getattr(plugin, name)!r}"
+    if mesh is None:
+        yield "device_mesh=None"
+    else:
+        yield f"device_mesh={mesh.device_type} {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
     names = {module: name for name, module in model.named_modules()}
     yield from (f"unit {names[module]}" for module in units)
     yield from sorted(f"ignored module {names[module]}" for module in ignored)
-    for name, parameter in model.named_parameters():
+    first: dict[Hashable, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         how = "trainable" if parameter.requires_grad else "frozen"
-        yield f"parameter {name} {tuple(parameter.shape)} {parameter.dtype} {how}"
-    for name, buffer in model.named_buffers():
-        yield f"buffer {name} {tuple(buffer.shape)} {buffer.dtype}"
+        what = f"{tuple(parameter.shape)} {parameter.dtype} {how}"
+        yield f"parameter {name} {_said_once(first, memory(parameter), name, what)}"
+    for place, module in model.named_modules(remove_duplicate=False):
+        for own, buffer in module._buffers.items():
+            if buffer is not None:
+                how = "not saved" if own in module._non_persistent_buffers_set else "saved"
+                what = f"{tuple(buffer.shape)} {buffer.dtype} {how}"
+                name = f"{place}.{own}".lstrip(".")
+                yield f"buffer {name} {_said_once(first, id(buffer), name, what)}"
+
+
+def _said_once(first: dict[Hashable, str], tensor: Hashable, name: str, what: str) -> str:
+    """Return what a tensor is, or the name under which that was said."""
+    one = first.setdefault(tensor, name)
+    return what if one == name else f"is {one}"
 
 
 def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:

@@ -107,16 +107,25 @@ def refuse_meta(plugin: Any, model: nn.Module, fills: bool) -> None:
     Raises:
         WrapError: Naming the first of them.
     """
-    if plugin.param_init_fn is not None or fills:
+    if plugin.param_init_fn is not None:
         return
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    if name := next((name for name, tensor in tensors if tensor.is_meta), None):
+    if not fills and (name := next((name for name, tensor in tensors if tensor.is_meta), None)):
         do = (
             "the others are to have it from this rank; load it here"
             if plugin.sync_module_states
             else "give param_init_fn to make it, or sync_module_states to have it from rank 0"
         )
         raise WrapError(f"{name} is on the meta device; {do}")
+    for place, module in model.named_modules():
+        buffers = set(module.buffers(recurse=False))
+        for own, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta and value not in buffers:
+                raise WrapError(
+                    f"{f'{place}.{own}'.lstrip('.')} is a tensor on the meta device, but no "
+                    "parameter and no buffer, so that nothing gives it a value; register it as a "
+                    "buffer"
+                )
 
 
 def refuse_checkpointing(model: nn.Module, units: Collection[nn.Module]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -98,7 +99,22 @@ def _policy(value: Any, _: int) -> str | Callable[..., Any] | None:
     for word, theirs in _POLICIES.items():
         if value is theirs:
             return word
-    return None if value is None else function("auto_wrap_policy", value)
+    return None if value is None else _deciding(value)
+
+
+def _deciding(value: object) -> Callable[..., Any]:
+    """Read a policy that is a function; as it is called tells before the first model does."""
+    found = function("auto_wrap_policy", value)
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # one written in C has none
+        return found
+    try:
+        signature.bind(module=None, recurse=True, nonwrapped_numel=0)
+    except TypeError as error:
+        allowed = f"a function of module, recurse and nonwrapped_numel ({error})"
+        raise refuse("auto_wrap_policy", value, allowed) from error
+    return found
 
 
 def _offload(value: Any, version: int) -> CPUOffload | OffloadPolicy:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from shardproof_reference.errors import WrapError
+from shardproof_reference.fsdp import _agreement
 
 ParamInitFn = Callable[[nn.Module], None]
 
@@ -21,11 +23,12 @@ class Placing:
     Args:
         device: Where tensors go.
         groups: The groups of ranks that share the model: of each dimension of the mesh.
-        sync: Whether all get the first rank's values; collective then.
+        sync: Whether all get the first rank's values.
         param_init_fn: Puts a module with tensors on the meta device onto the real one, or None.
 
     Attributes:
         fills: Whether this rank gets values for what it has on the meta device.
+        agrees: Whether a rank has a function, which can fail; all are told then.
     """
 
     def __init__(
@@ -41,12 +44,15 @@ class Placing:
         first = all(dist.get_rank(group) == 0 for group in groups)
         self.fills = sync and not first
         self._param_init_fn = param_init_fn
+        self.agrees = False
         self._made: dict[torch.Tensor, nn.Parameter] = {}
         self._buffers: dict[torch.Tensor, torch.Tensor] = {}
         self._synced: set[torch.Tensor] = set()
 
     def place(self, name: str, unit: nn.Module, done: set[nn.Module]) -> None:
-        """Place what a unit holds, without what lies in other units; collective with `sync`.
+        """Place what a unit holds, without what lies in other units.
+
+        Collective if tensors are synchronized or a rank has a function.
 
         Args:
             name: The unit's name.
@@ -54,12 +60,20 @@ class Placing:
             done: The units that are done.
 
         Raises:
-            WrapError: `param_init_fn` has not done what it is for.
+            WrapError: `param_init_fn` has not done what it is for, or has failed on another rank.
         """
-        for place, module in _own_modules(unit, name, done):
-            if self._param_init_fn is not None and any(t.is_meta for t in _tensors(module)):
-                self._initialize(self._param_init_fn, place, module, done)
-            self._move(place, module)
+        failed = None
+        try:
+            for place, module in _own_modules(unit, name, done):
+                if self._param_init_fn is not None and any(t.is_meta for t in _tensors(module)):
+                    self._initialize(self._param_init_fn, place.lstrip("."), module, done)
+                self._move(place.lstrip("."), module)
+        except Exception as error:
+            failed = error
+        if self.agrees:
+            _agreement.agree(self._groups, (), failed)
+        elif failed is not None:
+            raise failed
         if self._sync:
             for _, module in _own_modules(unit, name, done):
                 for tensor in _tensors(module):
@@ -71,21 +85,36 @@ class Placing:
     def _initialize(
         self, function: ParamInitFn, name: str, module: nn.Module, done: set[nn.Module]
     ) -> None:
-        """Let a function fill a module; what was one parameter before stays one."""
-        before = {key: one for key, one in module._parameters.items() if one is not None}
-        meta = {key for key, one in before.items() if one.is_meta}
+        """Let a function fill a module; what was one tensor before stays one."""
+        before = _named(module)
         inside = [one for one in module.modules() if one in done]
         others = _marks(inside)
         function(module)
         if others != _marks(inside):
             raise WrapError(
-                f"param_init_fn has changed units in {name.lstrip('.') or 'root'}; it is "
+                f"param_init_fn has changed units in {name or 'root'}; it is "
                 "called for each module by itself, and has to leave its children alone"
             )
-        for key in meta:
-            made = module._parameters[key]
-            if made is not None and not made.is_meta:
-                module._parameters[key] = self._made.setdefault(before[key], made)
+        after = _named(module)
+        for key in {**before, **after}:
+            old, new = _told(before.get(key)), _told(after.get(key))
+            if old != new:
+                raise WrapError(
+                    f"param_init_fn has made {new} of {f'{name}.{key}'.lstrip('.')}, which is "
+                    f"{old}; it only gives tensors their values"
+                )
+        for key, made in after.items():
+            meta = before[key]
+            if not meta.is_meta or made.is_meta:
+                continue
+            if isinstance(made, nn.Parameter):
+                vars(made).update(vars(meta) | vars(made))
+                module._parameters[key] = self._made.setdefault(meta, made)
+                continue
+            if meta not in self._buffers:
+                placed = self._moved(made)
+                self._buffers[meta] = self._buffers[placed] = placed
+            module._buffers[key] = self._buffers[meta]
 
     def _move(self, name: str, module: nn.Module) -> None:
         """Put what a module itself holds onto the device; what is one tensor stays one."""
@@ -109,6 +138,13 @@ class Placing:
                     self._empty(f"{name}.{key}", buffer) if is_meta else self._moved(buffer)
                 )
             module._buffers[key] = self._buffers[buffer]
+        for key, value in list(vars(module).items()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value in self._buffers:  # another name of a buffer, as rotary embeddings have one
+                vars(module)[key] = self._buffers[value]
+            elif value.is_meta:
+                self._refuse_left(f"{name}.{key}")
 
     def _moved(self, buffer: torch.Tensor) -> torch.Tensor:
         if self._sync:
@@ -119,8 +155,11 @@ class Placing:
 
     def _empty(self, name: str, meta: torch.Tensor) -> torch.Tensor:
         if not self.fills:
-            raise WrapError(f"param_init_fn has left {name.lstrip('.')} on the meta device")
+            self._refuse_left(name)
         return torch.empty_like(meta, device=self._device, requires_grad=False)
+
+    def _refuse_left(self, name: str) -> NoReturn:
+        raise WrapError(f"param_init_fn has left {name.lstrip('.')} on the meta device")
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if tensor in self._synced or not tensor.numel():
@@ -152,6 +191,20 @@ def _marks(modules: Iterable[nn.Module]) -> list[tuple[int, int, int]]:
     ]
 
 
+def _named(module: nn.Module) -> dict[str, torch.Tensor]:
+    own = {**module._parameters, **module._buffers}
+    return {name: tensor for name, tensor in own.items() if tensor is not None}
+
+
 def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    own = (*module._parameters.values(), *module._buffers.values())
-    return [tensor for tensor in own if tensor is not None]
+    return list(_named(module).values())
+
+
+def _told(tensor: torch.Tensor | None) -> str:
+    """Return what of a tensor has to stay what it is while it gets values."""
+    if tensor is None:
+        return "nothing"
+    kind = "buffer" if not isinstance(tensor, nn.Parameter) else "trainable parameter"
+    if not tensor.requires_grad:
+        kind = kind.replace("trainable", "frozen")
+    return f"a {kind} {tuple(tensor.shape)} {tensor.dtype}"

@@ -39,14 +39,18 @@ def wrap(plugin: Any, model: nn.Module, device_mesh: DeviceMesh | None) -> nn.Mo
     device = _device(device_mesh)
     groups = [None] if device_mesh is None else device_mesh.get_all_groups()
     placing = Placing(device, groups, bool(plugin.sync_module_states), plugin.param_init_fn)
+    # Of a mesh that ranks don't have in common, each would wait for others in groups of its own.
+    if device_mesh is not None and device_mesh.size() == dist.get_world_size():
+        groups = [None]
     try:
         plan = _plan(plugin, model, device_mesh, device)
         _checks.refuse_meta(plugin, model, placing.fills)
-        facts = list(_agreement.facts(plugin, model, plan.units, plan.ignored))
+        facts = list(_agreement.facts(plugin, model, device_mesh, plan.units, plan.ignored))
     except Exception as error:
         _agreement.agree(groups, (), error)
         raise
     _agreement.agree(groups, facts, None)
+    placing.agrees = _agreement.any_rank(groups, plugin.param_init_fn is not None)
     units = _prepared(plugin, model, plan)
     if plugin.fsdp_version == 1:
         sharded = _flat(plugin, device, device_mesh, plan)
